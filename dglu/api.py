@@ -235,13 +235,13 @@ def config_of(arguments: dict, op: str) -> Config:
 
 make_config = lru_cache(maxsize=256, typed=True)(Config)
 
-# %% ../nbs/api/30_api.ipynb #6d4d6233
+# %% ../nbs/api/30_api.ipynb #bc939a02
 def call(op: str,  # "dglu" or "dsrelu"
          arguments: dict) -> TupleDict:  # the wrapper's locals()
     "A wrapper call: contract form, checks, outputs, backend, the caller's form."
     given, n = tensors_of(arguments), arguments["n"]
     t = to_contract(given, op, n)
-    discrete = t["b_ptrs"] is not None and t["b"] is None
+    discrete = t["b_ptrs"] is not None
     if discrete and n is None: fail("n", None, "the N of the matrices behind b_ptrs", "Pass n=N with b_ptrs.")
     problem = describe(config_of(arguments, op), metas_of(t), d_dtype=arguments["d_dtype"],
                        outputs=wanted(t, arguments["d_dtype"], arguments["generate_dbias"]),

@@ -218,12 +218,12 @@ def dense_b(weight: Tensor,  # (L, N, K), K contiguous
                          "weight.contiguous(), or pass N-major experts by expert_pointers and b_major='n'.")
     return weight.permute(1, 2, 0)
 
-# %% ../nbs/spec/00_layout.ipynb #9a496f0e
+# %% ../nbs/spec/00_layout.ipynb #2183c100
 def major_of(b: Tensor,  # (N, K, …)
              ) -> str:  # "k" or "n"
     "The contiguous one of the first two dimensions; K if both are."
     if b.dim() < 2:
-        raise ValueError(f"b has shape {tuple(b.shape)}, not (N, K) or (N, K, L).")
+        raise ValueError(f"b has shape {tuple(b.shape)}, not (N, K) or (N, K, L). Give a matrix, or dense_b(weight).")
     for dim, name in ((1, "k"), (0, "n")):
         if b.size(dim) <= 1 or b.stride(dim) == 1: return name
     raise ValueError(f"b.stride() = {b.stride()} makes neither N nor K contiguous. Copy it: b.contiguous() is K-major.")
@@ -249,7 +249,7 @@ def unpack_fp4(packed: Tensor,  # (…, K/2), uint8 or float4_e2m1fn_x2
     packed = packed.view(torch.uint8)
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
 
-# %% ../nbs/spec/00_layout.ipynb #3acbcead
+# %% ../nbs/spec/00_layout.ipynb #1d047ce4
 def _memory_order(t: Tensor) -> list[int]:
     "Dimensions from the largest stride to the smallest."
     return sorted(range(t.dim()), key=t.stride, reverse=True)
@@ -262,8 +262,8 @@ def _check_expert(t: Tensor, i: int) -> None:
         raise ValueError(f"experts[{i}] of shape {tuple(t.shape)} has strides {t.stride()}, with gaps or overlaps, and "
                          "a pointer carries no strides. Copy it with .contiguous() and keep the copy.")
     if t.data_ptr() == 0 or t.data_ptr() % 16:
-        raise ValueError(f"experts[{i}] lies at address {t.data_ptr():#x}, not at a multiple of 16 above 0. Clone a view "
-                         "that begins off the grid; give an empty, meta or sharded-away tensor its memory first.")
+        raise ValueError(f"experts[{i}] lies at address {t.data_ptr():#x}, not at a multiple of 16 above 0. Clone a "
+                         "misplaced view; give an empty, meta or sharded-away tensor its memory first.")
 
 # %% ../nbs/spec/00_layout.ipynb #76882f7d
 def _strides(t: Tensor) -> tuple[int, ...]:
@@ -316,14 +316,14 @@ def _expert_view(owner: Tensor,  # a tensor without gaps
     flat = memory[:torch.Size(shape).numel() * dtype.itemsize].view(dtype)
     return flat.view(shape) if major == "k" else flat.view(shape[::-1]).T
 
-# %% ../nbs/spec/00_layout.ipynb #367d053f
+# %% ../nbs/spec/00_layout.ipynb #2f06fcd8
 def _check_fits(owner: Tensor | None,  # the tensor known at the address
                 where: str,  # "ptrs[i] = address", for the messages
                 shape: tuple[int, ...], dtype: torch.dtype, major: str) -> None:
-    "Whether owner's memory can be read as shape, dtype and major."
+    "Raise unless owner's memory can be read as shape, dtype and major."
     if owner is None:
-        raise ValueError(f"{where} is no living expert's address. Keep the tensor that expert_pointers returned: it holds "
-                         "the experts, a clone or a slice of it does not. Make it anew after weights have moved.")
+        raise ValueError(f"{where} is no living expert's address. Keep the tensor that expert_pointers returned: it "
+                         "holds the experts, a clone or a slice does not. Make it anew after weights have moved.")
     if owner.nbytes < (need := torch.Size(shape).numel() * dtype.itemsize):
         raise ValueError(f"{where} begins {owner.nbytes} bytes, but shape {shape} of {dtype} needs {need}. "
                          "Check N, K and the dtype (packed FP4 has K/2 columns).")

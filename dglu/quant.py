@@ -113,14 +113,14 @@ def _up(x: Tensor,     # (n,) float32 or float64
     ceiling = (x.double().view(torch.int64) + (2**52 - 1)) >> 52
     return torch.where(x >= 0, (ceiling - 1023 + fmt.bias).clamp_(0, 254), 255).to(torch.uint8)
 
-# %% ../nbs/spec/02_quant.ipynb #31c86610
+# %% ../nbs/spec/02_quant.ipynb #9b091032
 def encode(x: Tensor,      # any float type, any shape; float16 and bfloat16 widen exactly
            fmt: Format,
            ) -> Tensor:    # uint8, one code a byte, same shape
     "Round to a code: elements to nearest even, E8M0 up, both saturating (PTX cvt .satfinite)."
     if not x.is_floating_point():
         raise TypeError(f"x has dtype {x.dtype}; encode rounds floating-point numbers. Convert first: x.float()")
-    wide = (x if x.dtype in _FIELDS else x.float()).reshape(-1)
+    wide = (x if x.dtype in _FIELDS else x.float()).detach().reshape(-1)
     rule = _up if fmt == E8M0 else _nearest
     return torch.cat([rule(piece, fmt) for piece in wide.split(2**17)]).view(x.shape)
 
@@ -166,15 +166,15 @@ def _cut(x: Tensor,          # (rows, cols)
     if short: x = pad(x, (0, short) if axis else (0, 0, 0, short))
     return x.unflatten(axis, (blocks, sf_vec_size))
 
-# %% ../nbs/spec/02_quant.ipynb #73f61d89
+# %% ../nbs/spec/02_quant.ipynb #126a398c
 def _norm(norm_const: float | Tensor,  # a number, or a tensor of one element
           ) -> float:                  # exactly a float32 number
     "norm_const as float32 (contract, 'Step 3')."
-    value = torch.as_tensor(norm_const, dtype=torch.float32).item()
-    if 0 < value < math.inf: return value
-    raise ValueError(f"norm_const = {value} is not a positive, finite number. Pass 1.0 for no constant")
+    t = torch.as_tensor(norm_const, dtype=torch.float32)
+    if t.numel() == 1 and 0 < t.item() < math.inf: return t.item()
+    raise ValueError(f"norm_const = {t.tolist()} is not one positive, finite number. Pass 1.0 for no constant")
 
-# %% ../nbs/spec/02_quant.ipynb #668bc55b
+# %% ../nbs/spec/02_quant.ipynb #a6c708f6
 def quantize(x: Tensor,                         # (rows, cols), any float type; read as float32
              fmt: Format,                       # E4M3, E5M2 or E2M1
              *,
@@ -182,7 +182,7 @@ def quantize(x: Tensor,                         # (rows, cols), any float type; 
              sf_format: Format = E8M0,          # E8M0 (MX) or E4M3 (NVFP4)
              norm_const: float | Tensor = 1.0,  # the contract's norm_const, > 0
              dim: int = -1,                     # -1: blocks along a row; 0: along a column
-             ) -> tuple[Tensor, Tensor]:        # q like x (E2M1: uint8, cols/2); scales (rows, cols/sf) or (rows/sf, cols)
+             ) -> tuple[Tensor, Tensor]:        # q like x (E2M1: uint8, cols/2); scales (rows, cols/sf), (rows/sf, cols)
     "Block quantisation (contract, 'Step 3'; OCP MX v1.0; NVFP4)."
     axis, norm = _cut_axis(x, sf_vec_size, dim), _norm(norm_const)
     _check_formats(x, fmt, sf_format)
@@ -193,7 +193,7 @@ def quantize(x: Tensor,                         # (rows, cols), any float type; 
     codes = encode((blocks * factor).float(), fmt).flatten(axis, axis + 1).narrow(axis, 0, x.shape[axis]).contiguous()
     return pack_fp4(codes) if fmt == E2M1 else codes.view(fmt.dtype), scales.squeeze(axis + 1).view(sf_format.dtype)
 
-# %% ../nbs/spec/02_quant.ipynb #6049a94d
+# %% ../nbs/spec/02_quant.ipynb #383eed70
 def dequantize(q: Tensor,                         # (rows, cols) float8, or (rows, cols/2) packed E2M1
                scales: Tensor,                    # E8M0 or E4M3, shape as quantize returned it
                *,
@@ -208,8 +208,8 @@ def dequantize(q: Tensor,                         # (rows, cols) float8, or (row
     expected = blocks.select(axis + 1, 0).shape
     if scales.shape != expected or format_of(scales.dtype) not in (E8M0, E4M3):
         raise ValueError(
-            f"scales is {scales.dtype} of shape {tuple(scales.shape)}; with sf_vec_size = {sf_vec_size} and dim = {dim}, q needs "
-            f"float8_e8m0fnu or float8_e4m3fn of shape {tuple(expected)}. Unpack atoms first: dglu.quant.unpack_sf")
+            f"scales is {scales.dtype} of shape {tuple(scales.shape)}; q needs float8_e8m0fnu or float8_e4m3fn of "
+            f"shape {tuple(expected)} (sf_vec_size = {sf_vec_size}, dim = {dim}). Unpack atoms first: dglu.quant.unpack_sf")
     y = blocks * to_values(scales).double().unsqueeze(axis + 1) / _norm(norm_const)
     return y.flatten(axis, axis + 1).narrow(axis, 0, values.shape[axis]).to(dtype)
 
@@ -239,7 +239,7 @@ def is_sf_strided(sf: Tensor,  # any tensor, also on the meta device
     strides = 16, 4, 512 * rk, 1, 512, 512 * rk * rm
     return not sf.numel() or all(n == 1 or have == want for n, have, want in zip(sf.shape, sf.stride(), strides))
 
-# %% ../nbs/spec/02_quant.ipynb #d2d265a1
+# %% ../nbs/spec/02_quant.ipynb #4c240fa1
 def sf_view(t: Tensor,           # physical (L, rest_m, rest_k, 32, 4, 4), or the view itself
             *,
             name: str = "sf",    # how a message calls the tensor
@@ -250,8 +250,7 @@ def sf_view(t: Tensor,           # physical (L, rest_m, rest_k, 32, 4, 4), or th
     if is_sf_strided(view): return view
     raise ValueError(
         f"{name} has shape {tuple(t.shape)} and strides {t.stride()}. Allowed: a contiguous (L, rest_m, rest_k, 32, 4, 4), "
-        "or its view of shape (32, 4, rest_m, 4, rest_k, L). Make it with dglu.quant.pack_sf(scales), or copy_ into "
-        "dglu.quant.empty_sf(…)")
+        "or its view (32, 4, rest_m, 4, rest_k, L). Make it with dglu.quant.pack_sf(scales), or copy into an empty_sf(…)")
 
 
 def sf_physical(sf: Tensor,   # the view, or the physical tensor itself
@@ -272,13 +271,13 @@ def empty_sf(rows: int,                           # as for sf_shape
     _, _, rm, _, rk, _ = sf_shape(rows, k, sf_vec_size, L)
     return sf_view(torch.zeros(L, rm, rk, 32, 4, 4, dtype=torch.uint8, device=device).view(dtype))
 
-# %% ../nbs/spec/02_quant.ipynb #b3a3199c
+# %% ../nbs/spec/02_quant.ipynb #9f64a1b9
 def pack_sf(scales: Tensor,  # (rows, blocks) or (L, rows, blocks), a byte each
             ) -> Tensor:     # (32, 4, rest_m, 4, rest_k, L), strided; pad bytes are 0
     "Scales of rows to atoms (design page, 'Numerics decisions')."
     if scales.dim() not in (2, 3) or scales.itemsize != 1:
-        raise ValueError(f"scales is {scales.dtype} of shape {tuple(scales.shape)}; pack_sf takes one byte a scale, (rows, blocks) "
-                         "or (L, rows, blocks), as dglu.quant.quantize returns with dim = -1")
+        raise ValueError(f"scales is {scales.dtype} of shape {tuple(scales.shape)}; pack_sf takes bytes, (rows, blocks) "
+                         "or (L, rows, blocks). Make them with dglu.quant.quantize(…, dim=-1)")
     s = scales.view(torch.uint8) if scales.dim() == 3 else scales.view(torch.uint8)[None]
     rm, rk = ceil_div(s.shape[1], SF_ATOM_ROWS), ceil_div(s.shape[2], 4)
     s = pad(s, (0, 4 * rk - s.shape[2], 0, SF_ATOM_ROWS * rm - s.shape[1]))
@@ -307,14 +306,14 @@ def unpack_sf(sf: Tensor,     # (32, 4, rest_m, 4, rest_k, L), strided
     L, rm, _, _, rk, _ = atoms.shape
     return atoms.reshape(L, SF_ATOM_ROWS * rm, 4 * rk)[:, :rows, :blocks].contiguous().view(sf.dtype)
 
-# %% ../nbs/spec/02_quant.ipynb #b0e41468
+# %% ../nbs/spec/02_quant.ipynb #e073351a
 def _block_cuts(offsets: list[int] | Tensor | None,  # (L,) padded ends
                 blocks: int,                         # blocks of M in all
                 sf_vec_size: int,
                 ) -> list[int]:                      # blocks of each expert; rows past the last end count as one more
     "How many blocks of M each expert has."
     if offsets is None:
-        raise ValueError("offsets = None with discrete = True. Pass the padded ends of the experts (dglu.layout.group_offsets)")
+        raise ValueError("offsets = None with discrete = True. Pass the experts' ends (dglu.layout.group_offsets)")
     ends = offsets.tolist() if isinstance(offsets, Tensor) else list(offsets)
     cuts = [0, *(ceil_div(end, sf_vec_size) for end in ends)]
     for i, (end, before, here) in enumerate(zip(ends, cuts, cuts[1:])):

@@ -36,7 +36,8 @@ def toctree(caption: str, entries: list[str]) -> str:
 
 def contents(notebooks: list[Notebook], guides: list[str]) -> str:
     "The index's hidden tables of contents, from what exists, and the visible list of notebooks."
-    parts = {part: [nb for nb in notebooks if nb.part == part] for part in [*PARTS, *{nb.part for nb in notebooks if nb.part}]}
+    named = [*PARTS, *sorted({nb.part for nb in notebooks} - {""})]
+    parts = {part: [nb for nb in notebooks if nb.part == part] for part in named}
     trees = [toctree("Guides", guides)]
     trees += [toctree(PARTS.get(part, part.title()), [nb.docname for nb in nbs]) for part, nbs in parts.items()]
     trees.append(toctree("Reference", ["reference/index", "genindex"]))
@@ -44,8 +45,7 @@ def contents(notebooks: list[Notebook], guides: list[str]) -> str:
     for part, nbs in parts.items():
         if nbs:
             listed += [f"### {PARTS.get(part, part.title())}", ""]
-            listed += [f"- [{nb.title}]({nb.docname}.ipynb)" + (f"  \n  {nb.summary}" if nb.summary else "") for nb in nbs]
-            listed.append("")
+            listed += [f"- [{nb.title}]({nb.docname}.ipynb)  \n  {nb.summary}".rstrip() for nb in nbs] + [""]
     return "\n".join([*trees, *listed]) if any(parts.values()) else "\n".join(trees)
 
 

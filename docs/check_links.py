@@ -11,8 +11,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-ASSETS = {("script", "src"), ("img", "src"), ("source", "src"), ("source", "srcset"), ("iframe", "src"), ("link", "href"),
-          ("video", "src"), ("audio", "src"), ("object", "data"), ("use", "href"), ("image", "href"), ("embed", "src")}
+ASSETS = {("link", "href"), ("use", "href"), ("image", "href"), ("object", "data"), ("source", "srcset"),
+          *((tag, "src") for tag in ("script", "img", "source", "iframe", "video", "audio", "embed"))}
 
 
 class Page(HTMLParser):
@@ -48,8 +48,8 @@ def problems(site: Path, forbidden: tuple[str, ...] = ()) -> list[str]:
             if fault := fault_of(address, True, path, site, pages):
                 faults.append(f"{path.relative_to(site).as_posix()}: {fault}")
     for path in sorted(p for p in site.rglob("*") if p.is_file()):
-        data = path.read_bytes()
-        faults += [f"{path.relative_to(site).as_posix()}: holds the path {bad}" for bad in forbidden if bad.encode() in data]
+        data, here = path.read_bytes(), path.relative_to(site).as_posix()
+        faults += [f"{here}: holds the path {bad}" for bad in forbidden if bad.encode() in data]
     return sorted(set(faults))
 
 
@@ -59,7 +59,9 @@ def fault_of(address: str, loads: bool, path: Path, site: Path, pages: dict[Path
     if url.scheme == "data":
         return None
     if url.scheme or url.netloc:
-        return f"loads {address} from outside" if loads or url.scheme not in ("https", "mailto") else None
+        if loads:
+            return f"loads {address} from outside"
+        return None if url.scheme in ("https", "mailto") else f"{address} is not an https address"
     target = (path.parent / unquote(url.path)).resolve() if url.path else path.resolve()
     if not target.is_relative_to(site.resolve()):
         return f"{address} leads out of the site"

@@ -1,4 +1,4 @@
-"""Sphinx configuration of the site. `build.py` calls Sphinx; the sources are made by `convert.py` and `reference.py`."""
+"""Sphinx configuration of the site. `build.py` calls Sphinx; `convert.py` and `reference.py` make the sources."""
 from configparser import ConfigParser
 from pathlib import Path
 

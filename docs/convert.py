@@ -16,7 +16,8 @@ from symbols import Symbols, defined_names, is_public, relative
 DIRECTIVE = re.compile(r"^#\s*\|\s*([\w-]+)\s*:?\s*(.*?)\s*$")
 DROPPED = {"hide", "default_exp"}
 EXPORTED = {"export", "exports", "exporti"}
-TAGS = {"export": "hide-input", "exporti": "hide-input", "hide_input": "remove-input", "hide_output": "remove-output", "code-fold": "hide-input"}
+TAGS = {"export": "hide-input", "exporti": "hide-input", "code-fold": "hide-input",
+        "hide_input": "remove-input", "hide_output": "remove-output"}
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ def read_notebook(path: Path, root: Path) -> Notebook:
     if not title:
         raise ValueError(f"{path.relative_to(root)} has no title. Begin its first cell with '# Title'")
     summary = re.search(r"\A\s*^> (.+)$", markdown[title.end():], re.M)
-    name = next((d["default_exp"] for cell in cells for d in [directives(cell["source"])[0]] if "default_exp" in d), None)
+    found = (directives(cell["source"])[0].get("default_exp") for cell in cells)
+    name = next(filter(None, found), None)
     return Notebook(
         path=path.relative_to(root).as_posix(),
         docname=path.relative_to(root / "nbs").with_suffix("").as_posix(),
@@ -66,8 +68,9 @@ def read_notebook(path: Path, root: Path) -> Notebook:
 
 def read_notebooks(root: Path) -> list[Notebook]:
     "All notebooks in the order of their numbers, which is the order in which they build on one another."
-    paths = [p for p in (root / "nbs").rglob("*.ipynb") if not any(part[0] in "._" for part in p.relative_to(root).parts)]
-    return sorted((read_notebook(p, root) for p in paths), key=lambda nb: (nb.docname.rpartition("/")[2], nb.docname))
+    paths = (root / "nbs").rglob("*.ipynb")
+    seen = [read_notebook(p, root) for p in paths if not any(part[0] in "._" for part in p.relative_to(root).parts)]
+    return sorted(seen, key=lambda nb: (nb.docname.rpartition("/")[2], nb.docname))
 
 
 def exported(cell: dict) -> list[str]:
@@ -116,13 +119,13 @@ def code_cells(cell: dict, nb: Notebook, symbols: Symbols, where: str) -> list[d
 
 
 def caption(names: list[str], nb: Notebook, symbols: Symbols) -> str:
-    "The line over an exported cell: where it goes, with an anchor and an API link for each public name that it defines."
+    "The line over an exported cell: where it goes, with an anchor and an API link for each public name."
     known = [name for name in names if symbols.pages.get(f"{nb.module}.{name}") == nb.docname]
     anchors = "".join(f'<span id="{nb.module}.{name}"></span>' for name in known)
     page = relative(f"reference/{nb.module}", nb.docname)
-    listed = [f'<a href="{page}#{nb.module}.{name}"><code>{name}</code></a>' if name in known else f"<code>{name}</code>"
-              for name in names if "." not in name]
-    return f'<p class="exported-note">{anchors}exported to <code>{nb.module}</code>: {", ".join(listed) or "imports"}</p>'
+    links = {name: f'<a href="{page}#{nb.module}.{name}"><code>{name}</code></a>' for name in known}
+    listed = ", ".join(links.get(name, f"<code>{name}</code>") for name in names if "." not in name)
+    return f'<p class="exported-note">{anchors}exported to <code>{nb.module}</code>: {listed or "imports"}</p>'
 
 
 def source_line(nb: Notebook, symbols: Symbols) -> str:
@@ -154,7 +157,8 @@ def convert(nb: Notebook, symbols: Symbols,
         if head:
             titled = True
             cells.append(markdown_cell(f"# {nb.title}"))
-            cells += [markdown_cell("{.summary}\n" + symbols.link(nb.summary, nb.docname, nb.module))] if nb.summary else []
+            if nb.summary:
+                cells.append(markdown_cell("{.summary}\n" + symbols.link(nb.summary, nb.docname, nb.module)))
             cells.append(markdown_cell(landing or source_line(nb, symbols)))
             text = text[head.end():]
         if text.strip():

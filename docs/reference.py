@@ -145,8 +145,9 @@ class Writer:
         "A constant, with its value if that is short."
         target = node.targets[0] if isinstance(node, ast.Assign) else node.target
         names = [item.id for item in getattr(target, "elts", [target]) if isinstance(item, ast.Name)]
-        value = self.mod.written(node.value) if node.value else ""
-        options = (f":value: {value}",) if value and len(value) <= 72 and isinstance(target, ast.Name) else ()
+        short = node.value and node.value.lineno == node.value.end_lineno and isinstance(target, ast.Name)
+        value = self.mod.written(node.value) if short else ""
+        options = (f":value: {value}",) if 0 < len(value) <= 72 else ()
         body = [self.say(self.mod.comment(node.lineno, node.end_lineno))]
         return [line for name in names if name[0] != "_" for line in self.directive("data", name, body, options)]
 

@@ -49,6 +49,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/dglu/', 'doc_host': '', 'g
                           'dglu.api.grouped_gemm_dsrelu_wrapper_sm100': ('api/api.html#grouped_gemm_dsrelu_wrapper_sm100', 'dglu/api.py'),
                           'dglu.api.kernel_missing': ('api/api.html#kernel_missing', 'dglu/api.py'),
                           'dglu.api.metas_of': ('api/api.html#metas_of', 'dglu/api.py'),
+                          'dglu.api.needs_outputs': ('api/api.html#needs_outputs', 'dglu/api.py'),
                           'dglu.api.not_yet': ('api/api.html#not_yet', 'dglu/api.py'),
                           'dglu.api.on_stream': ('api/api.html#on_stream', 'dglu/api.py'),
                           'dglu.api.pick_backend': ('api/api.html#pick_backend', 'dglu/api.py'),

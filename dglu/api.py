@@ -7,7 +7,7 @@ __all__ = ['SM100', 'SM90', 'EMULATE', 'BACKENDS', 'TRAILING', 'SCALES', 'PARTS'
            'make_config', 'TupleDict', 'Backend', 'kernel_missing', 'not_yet', 'emulator_missing', 'pick_backend',
            'contract_form', 'weight_form', 'scale_form', 'sizes_of', 'user_form', 'compiled', 'warn_value_filter',
            'on_stream', 'run_checked', 'metas_of', 'to_contract', 'wanted', 'allocate', 'tensors_of', 'config_of',
-           'call', 'grouped_gemm_dglu_wrapper_sm100', 'GroupedGemm', 'explain', 'GroupedGemmDgluSm100',
+           'call', 'grouped_gemm_dglu_wrapper_sm100', 'GroupedGemm', 'needs_outputs', 'explain', 'GroupedGemmDgluSm100',
            'grouped_gemm_dsrelu_wrapper_sm100', 'GroupedGemmDsreluSm100']
 
 # %% ../nbs/api/30_api.ipynb #b4a85972
@@ -303,7 +303,7 @@ def grouped_gemm_dglu_wrapper_sm100(
 grouped_gemm_dglu_wrapper_sm100.cache_info = compiled.cache_info
 grouped_gemm_dglu_wrapper_sm100.cache_clear = compiled.cache_clear
 
-# %% ../nbs/api/30_api.ipynb #52e6c90c
+# %% ../nbs/api/30_api.ipynb #e2c41c73
 class GroupedGemm:
     "What the two classes share: samples to a problem, a compiled function, execution."
     op = ""
@@ -323,9 +323,7 @@ class GroupedGemm:
         experts = self._samples["padded_offsets"].shape[0] if self._samples["padded_offsets"].dim() else None
         if self._experts not in (None, experts):
             fail("num_experts", self._experts, f"{experts}, the length of sample_padded_offsets", "Make the two agree.")
-        for key in ("d_row", "dprob"):
-            if self._samples[key] is None and (key == "d_row" or self._samples["prob"] is not None):
-                fail(argument_name(key, True), None, "a tensor", "The class writes into the caller's outputs.")
+        needs_outputs(self._samples, sample=True)
         self.problem = describe(self._config, metas_of(self._samples, True), sample=True, **self._b)
         pick_backend(self._backend, self.problem.device)
         return True
@@ -338,11 +336,18 @@ class GroupedGemm:
     def _execute(self, arguments: dict):
         if self._run is None: raise RuntimeError("execute was called before compile. Call .compile() once, then .execute(...).")
         t = to_contract(tensors_of(arguments), self.op, self.problem.n)
+        needs_outputs(t)
         problem = describe(self._config, metas_of(t), d_dtype=self.problem.d_dtype, **self._b)
         if problem.compile_key != self.problem.compile_key: explain(problem, self.problem)
         run_checked(problem, t, self._backend, self._validate, arguments["current_stream"])
 
-# %% ../nbs/api/30_api.ipynb #a8671f68
+# %% ../nbs/api/30_api.ipynb #a45d3ffb
+def needs_outputs(t: dict, sample: bool = False):
+    "The outputs that the class writes are there."
+    for key in ("d_row", *(("dprob",) if t["prob"] is not None else ())):
+        if t[key] is None: fail(argument_name(key, sample), None, "a tensor", "The class writes into the caller's outputs.")
+
+
 def explain(now: Problem,  # of the execute call
             then: Problem):  # of the samples
     "Fail with the difference between a call and the samples that it was compiled for."

@@ -280,13 +280,13 @@ def _check_alike(experts: list[Tensor]) -> None:
                 raise ValueError(f"experts[{i}] has {name} {value}, but experts[0] has {wanted[name]}, and all experts "
                                  f"of a table agree in {name}. Convert or copy experts[{i}].")
 
-# %% ../nbs/spec/00_layout.ipynb #843aae46
+# %% ../nbs/spec/00_layout.ipynb #862741a0
 _seen: dict[int, list[TensorWeakRef]] = {}   # address -> tensors that began there
 
 def _living_at(address: int) -> list[Tensor]:
-    "Known tensors that are alive and begin at address."
+    "Known tensors that are alive and begin at address (0 is no address: a tensor without memory gives it)."
     tensors = [ref() for ref in _seen.get(address, ())]
-    return [t for t in tensors if t is not None and t.data_ptr() == address]
+    return [t for t in tensors if t is not None and t.data_ptr() == address != 0]
 
 def _remember(t: Tensor) -> None:
     "Note a tensor under its address, without keeping it alive."
@@ -316,14 +316,14 @@ def _expert_view(owner: Tensor,  # a tensor without gaps
     flat = memory[:torch.Size(shape).numel() * dtype.itemsize].view(dtype)
     return flat.view(shape) if major == "k" else flat.view(shape[::-1]).T
 
-# %% ../nbs/spec/00_layout.ipynb #2f06fcd8
+# %% ../nbs/spec/00_layout.ipynb #58f2f0e1
 def _check_fits(owner: Tensor | None,  # the tensor known at the address
                 where: str,  # "ptrs[i] = address", for the messages
                 shape: tuple[int, ...], dtype: torch.dtype, major: str) -> None:
     "Raise unless owner's memory can be read as shape, dtype and major."
     if owner is None:
         raise ValueError(f"{where} is no living expert's address. Keep the tensor that expert_pointers returned: it "
-                         "holds the experts, a clone or a slice does not. Make it anew after weights have moved.")
+                         "holds the experts, a clone of it does not. Make it anew after weights have moved.")
     if owner.nbytes < (need := torch.Size(shape).numel() * dtype.itemsize):
         raise ValueError(f"{where} begins {owner.nbytes} bytes, but shape {shape} of {dtype} needs {need}. "
                          "Check N, K and the dtype (packed FP4 has K/2 columns).")

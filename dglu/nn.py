@@ -7,7 +7,7 @@ __all__ = ['matmul', 'grouped_linear', 'grouped_outer', 'add_bias', 'weighted_ac
            'config_for', 'wide_gradients', 'pack_activation', 'unpack_activation', 'glu_linear_op',
            'glu_linear_backward', 'glu_linear', 'route', 'MoEMLP']
 
-# %% ../nbs/api/31_torch.ipynb #29f51e2e
+# %% ../nbs/api/31_torch.ipynb #cb9de299
 from dataclasses import astuple
 
 import torch
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from . import reference
 from .activation import Activation
 from .api import grouped_gemm_dglu_wrapper_sm100
-from .contract import Config, Problem
+from .contract import Config, Problem, check_offsets
 from .layout import ROW_ALIGN, expert_of_row, group_bounds, join_gate_up, round_up, split_gate_up
 
-# %% ../nbs/api/31_torch.ipynb #e022eb25
+# %% ../nbs/api/31_torch.ipynb #d6c6b5c2
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     "A product with float32 accumulation, rounded once to the type of `a`."
     return (a.float() @ b.float()).to(a.dtype) if a.dtype in (torch.bfloat16, torch.float16) else a @ b
@@ -33,6 +33,7 @@ def grouped_linear(x: Tensor,  # (M, K) rows sorted by expert, each group padded
                    ) -> Tensor:  # (M, N)
     "Each expert's rows times its matrix, transposed."
     if x.is_cuda and x.dtype == torch.bfloat16: return torch._grouped_mm(x, weight.transpose(1, 2), offs=offsets)
+    check_offsets(offsets.tolist(), x.shape[0])
     y = x.new_zeros(x.shape[0], weight.shape[1])
     for w, (start, stop) in zip(weight, group_bounds(offsets)): y[start:stop] = matmul(x[start:stop], w.T)
     return y

@@ -124,15 +124,16 @@ def encode(x: Tensor,      # any float type, any shape; float16 and bfloat16 wid
     rule = _up if fmt == E8M0 else _nearest
     return torch.cat([rule(piece, fmt) for piece in wide.split(2**17)]).view(x.shape)
 
-# %% ../nbs/spec/02_quant.ipynb #9dba0dcd
+# %% ../nbs/spec/02_quant.ipynb #005e7d3d
 def _cut_axis(x: Tensor,         # must be a matrix
               sf_vec_size: int,  # 16 or 32
               dim: int,          # -1 or 1: blocks along a row; 0: along a column
+              name: str,         # of x in a message
               ) -> int:          # 0 or 1
     "The axis that blocks run along."
     if x.dim() != 2:
-        raise ValueError(f"x has shape {tuple(x.shape)}; blocks are cut from a matrix (rows, cols). "
-                         "Reshape first: x.reshape(-1, cols)")
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; blocks are cut from a matrix (rows, cols). "
+                         f"Reshape first: {name}.reshape(-1, cols)")
     if sf_vec_size not in (16, 32):
         raise ValueError(f"sf_vec_size = {sf_vec_size} is not 16 (NVFP4) or 32 (MX). Choose one of the two")
     if dim not in (-1, 0, 1):
@@ -174,7 +175,7 @@ def _norm(norm_const: float | Tensor,  # a number, or a tensor of one element
     if t.numel() == 1 and 0 < t.item() < math.inf: return t.item()
     raise ValueError(f"norm_const = {t.tolist()} is not one positive, finite number. Pass 1.0 for no constant")
 
-# %% ../nbs/spec/02_quant.ipynb #a6c708f6
+# %% ../nbs/spec/02_quant.ipynb #4960247b
 def quantize(x: Tensor,                         # (rows, cols), any float type; read as float32
              fmt: Format,                       # E4M3, E5M2 or E2M1
              *,
@@ -182,9 +183,9 @@ def quantize(x: Tensor,                         # (rows, cols), any float type; 
              sf_format: Format = E8M0,          # E8M0 (MX) or E4M3 (NVFP4)
              norm_const: float | Tensor = 1.0,  # the contract's norm_const, > 0
              dim: int = -1,                     # -1: blocks along a row; 0: along a column
-             ) -> tuple[Tensor, Tensor]:        # q like x (E2M1: uint8, cols/2); scales (rows, cols/sf), (rows/sf, cols)
+             ) -> tuple[Tensor, Tensor]:        # q, shaped as x (E2M1: half the columns); scales, one a block
     "Block quantisation (contract, 'Step 3'; OCP MX v1.0; NVFP4)."
-    axis, norm = _cut_axis(x, sf_vec_size, dim), _norm(norm_const)
+    axis, norm = _cut_axis(x, sf_vec_size, dim, "x"), _norm(norm_const)
     _check_formats(x, fmt, sf_format)
     blocks = _cut(x.float(), sf_vec_size, axis)
     scales = encode(blocks.abs().amax(axis + 1, keepdim=True) * fmt.rcp_max * norm, sf_format)
@@ -193,7 +194,7 @@ def quantize(x: Tensor,                         # (rows, cols), any float type; 
     codes = encode((blocks * factor).float(), fmt).flatten(axis, axis + 1).narrow(axis, 0, x.shape[axis]).contiguous()
     return pack_fp4(codes) if fmt == E2M1 else codes.view(fmt.dtype), scales.squeeze(axis + 1).view(sf_format.dtype)
 
-# %% ../nbs/spec/02_quant.ipynb #383eed70
+# %% ../nbs/spec/02_quant.ipynb #a1373ac6
 def dequantize(q: Tensor,                         # (rows, cols) float8, or (rows, cols/2) packed E2M1
                scales: Tensor,                    # E8M0 or E4M3, shape as quantize returned it
                *,
@@ -203,13 +204,13 @@ def dequantize(q: Tensor,                         # (rows, cols) float8, or (row
                dtype: torch.dtype = torch.float32,  # or float64, which holds every product exactly
                ) -> Tensor:                       # (rows, cols)
     "The numbers that codes and scales stand for: q·SF/norm_const (contract, 'Step 3')."
-    values, axis = to_values(q), _cut_axis(q, sf_vec_size, dim)
+    values, axis = to_values(q), _cut_axis(q, sf_vec_size, dim, "q")
     blocks = _cut(values, sf_vec_size, axis)
     expected = blocks.select(axis + 1, 0).shape
     if scales.shape != expected or format_of(scales.dtype) not in (E8M0, E4M3):
         raise ValueError(
-            f"scales is {scales.dtype} of shape {tuple(scales.shape)}; q needs float8_e8m0fnu or float8_e4m3fn of "
-            f"shape {tuple(expected)} (sf_vec_size = {sf_vec_size}, dim = {dim}). Unpack atoms first: dglu.quant.unpack_sf")
+            f"scales is {scales.dtype} of shape {tuple(scales.shape)}; with sf_vec_size = {sf_vec_size}, dim = {dim}, q needs "
+            f"float8_e8m0fnu or float8_e4m3fn of shape {tuple(expected)}. Unpack atoms first: dglu.quant.unpack_sf")
     y = blocks * to_values(scales).double().unsqueeze(axis + 1) / _norm(norm_const)
     return y.flatten(axis, axis + 1).narrow(axis, 0, values.shape[axis]).to(dtype)
 
@@ -239,7 +240,7 @@ def is_sf_strided(sf: Tensor,  # any tensor, also on the meta device
     strides = 16, 4, 512 * rk, 1, 512, 512 * rk * rm
     return not sf.numel() or all(n == 1 or have == want for n, have, want in zip(sf.shape, sf.stride(), strides))
 
-# %% ../nbs/spec/02_quant.ipynb #4c240fa1
+# %% ../nbs/spec/02_quant.ipynb #784cf1c1
 def sf_view(t: Tensor,           # physical (L, rest_m, rest_k, 32, 4, 4), or the view itself
             *,
             name: str = "sf",    # how a message calls the tensor
@@ -249,8 +250,8 @@ def sf_view(t: Tensor,           # physical (L, rest_m, rest_k, 32, 4, 4), or th
     else: view = t
     if is_sf_strided(view): return view
     raise ValueError(
-        f"{name} has shape {tuple(t.shape)} and strides {t.stride()}. Allowed: a contiguous (L, rest_m, rest_k, 32, 4, 4), "
-        "or its view (32, 4, rest_m, 4, rest_k, L). Make it with dglu.quant.pack_sf(scales), or copy into an empty_sf(…)")
+        f"{name} has shape {tuple(t.shape)} and strides {t.stride()}. Allowed: a contiguous (L, rest_m, rest_k, 32, 4, 4) or "
+        "its view (32, 4, rest_m, 4, rest_k, L). Make it with dglu.quant.pack_sf(scales), or copy_ into dglu.quant.empty_sf(…)")
 
 
 def sf_physical(sf: Tensor,   # the view, or the physical tensor itself
@@ -271,13 +272,13 @@ def empty_sf(rows: int,                           # as for sf_shape
     _, _, rm, _, rk, _ = sf_shape(rows, k, sf_vec_size, L)
     return sf_view(torch.zeros(L, rm, rk, 32, 4, 4, dtype=torch.uint8, device=device).view(dtype))
 
-# %% ../nbs/spec/02_quant.ipynb #9f64a1b9
+# %% ../nbs/spec/02_quant.ipynb #b3375a2d
 def pack_sf(scales: Tensor,  # (rows, blocks) or (L, rows, blocks), a byte each
             ) -> Tensor:     # (32, 4, rest_m, 4, rest_k, L), strided; pad bytes are 0
     "Scales of rows to atoms (design page, 'Numerics decisions')."
     if scales.dim() not in (2, 3) or scales.itemsize != 1:
-        raise ValueError(f"scales is {scales.dtype} of shape {tuple(scales.shape)}; pack_sf takes bytes, (rows, blocks) "
-                         "or (L, rows, blocks). Make them with dglu.quant.quantize(…, dim=-1)")
+        raise ValueError(f"scales is {scales.dtype} of shape {tuple(scales.shape)}; pack_sf takes bytes, (rows, blocks) or "
+                         "(L, rows, blocks). Make them with dglu.quant.quantize(…, dim=-1)")
     s = scales.view(torch.uint8) if scales.dim() == 3 else scales.view(torch.uint8)[None]
     rm, rk = ceil_div(s.shape[1], SF_ATOM_ROWS), ceil_div(s.shape[2], 4)
     s = pad(s, (0, 4 * rk - s.shape[2], 0, SF_ATOM_ROWS * rm - s.shape[1]))

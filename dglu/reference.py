@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CHUNK', 'glu_backward', 'srelu_backward', 'widen', 'format_of_fp4', 'scaled', 'expert_weights', 'expert_scales',
-           'chunks', 'row_block', 'scale_rows', 'narrow', 'store_d', 'scale_bytes', 'ends', 'store_scales', 'amax_of',
+           'ends', 'chunks', 'row_block', 'scale_rows', 'narrow', 'store_d', 'scale_bytes', 'store_scales', 'amax_of',
            'run']
 
 # %% ../nbs/spec/04_reference.ipynb #344ae2eb
@@ -86,14 +86,20 @@ def expert_scales(p: Problem, t: dict) -> list:  # (32, 4, rest_m, 4, rest_k) ea
     flat = resolve_pointers(t["sfb_ptrs"], (rest_m * rest_k, 512), p.sf_dtype)
     return [f.view(rest_m, rest_k, 32, 4, 4).permute(2, 3, 0, 4, 1) for f in flat]
 
-# %% ../nbs/spec/04_reference.ipynb #e58576af
+# %% ../nbs/spec/04_reference.ipynb #31078736
 CHUNK = 1024
+
+
+def ends(p: Problem, t: dict) -> list:
+    "The experts' ends; with `use_single_group_runtime_offsets` A's rows, and the offset is not read."
+    if p.config.use_single_group_runtime_offsets: return [p.m]
+    return [stop for _, stop in group_bounds(t["padded_offsets"])]
 
 
 def chunks(p: Problem, t: dict) -> Iterator[tuple[int, list]]:  # expert, [slices]
     "Each expert with its rows cut into chunks."
-    single = p.config.use_single_group_runtime_offsets
-    for e, (start, stop) in enumerate([(0, p.m)] if single else group_bounds(t["padded_offsets"])):
+    stops = ends(p, t)
+    for e, (start, stop) in enumerate(zip([0, *stops], stops)):
         yield e, [slice(i, min(i + CHUNK, stop)) for i in range(start, stop, CHUNK)]
 
 # %% ../nbs/spec/04_reference.ipynb #f340a7b4
@@ -135,7 +141,7 @@ def store_d(p: Problem, t: dict, rows: slice, d: Tensor, scales: dict):
         t[f"d_{key}"].view(torch.uint8)[rows, :, 0] = q.view(torch.uint8)
         scales[key][where] = sf.view(torch.uint8)
 
-# %% ../nbs/spec/04_reference.ipynb #9d002cd9
+# %% ../nbs/spec/04_reference.ipynb #6d4086c7
 def scale_bytes(p: Problem, t: dict) -> dict:  # "row": (M, 2N/vec), "col": (M/vec, 2N) bytes
     "The scale factors that the outputs hold now, as matrices."
     if "sfd" not in p.outputs: return {}
@@ -143,12 +149,6 @@ def scale_bytes(p: Problem, t: dict) -> dict:  # "row": (M, 2N/vec), "col": (M/v
     row = unpack_sf(t["sfd_row"].view(torch.uint8), p.m, -(-p.columns // vec))[0]
     col = unpack_sf_col(t["sfd_col"].view(torch.uint8), p.m // vec, p.columns, ends(p, t), sf_vec_size=vec, discrete=p.config.discrete_col_sfd)
     return {"row": row.clone(), "col": col.clone()}
-
-
-def ends(p: Problem, t: dict) -> list:
-    "The experts' ends; the rows past the last one belong to the last."
-    stops = [stop for _, stop in group_bounds(t["padded_offsets"])]
-    return [*stops[:-1], p.m]
 
 
 def store_scales(p: Problem, t: dict, scales: dict):

@@ -82,6 +82,7 @@ def prune(site: Path) -> None:
     for pattern in UNUSED:
         for path in site.glob(pattern):
             path.unlink()
+    shutil.rmtree(site / "_sources", ignore_errors=True)
     for path in [*site.rglob("*.css"), *site.rglob("*.js")]:
         text = path.read_text(encoding="utf-8")
         if (short := SOURCE_MAP.sub("\n", text)) != text:

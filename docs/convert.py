@@ -94,7 +94,9 @@ def site_links(markdown: str) -> str:
     "Links that work in the repository (to notebooks and pages by their paths) as links that work in the site."
     markdown = re.sub(r"\]\((?:\.\./)+(?:nbs/)?((?:\w+/)?\w+\.ipynb)", r"](/\1", markdown)
     markdown = re.sub(r"\]\((?:\.\./)*nbs/([\w/]+\.ipynb)", r"](/\1", markdown)
-    return re.sub(r"\]\((?:\.\./)*(?:docs/)?pages/(\w+\.md)", r"](/guides/\1", markdown)
+    markdown = re.sub(r"\]\((?:\.\./)*(?:docs/)?pages/(\w+\.md)", r"](/guides/\1", markdown)
+    outside = r"(?<!!)\[([^\]]+)\]\((?:\.\./)+((?:[\w.-]+/)*[\w-]+\.(?:md|py|ini|toml|txt)|LICENSE)\)"
+    return re.sub(outside, r"\1 (`\2` in the repository)", markdown)
 
 
 def code_cells(cell: dict, nb: Notebook, symbols: Symbols, where: str) -> list[dict]:

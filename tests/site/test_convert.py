@@ -61,7 +61,7 @@ def test_a_figure_takes_its_alt_text(tmp_path):
 
 
 def test_a_figure_without_alt_text_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match=r"00_layout.ipynb, cell 2, shows a figure .*Begin the cell with '#\| fig-alt:"):
+    with pytest.raises(ValueError, match=r"00_layout.ipynb, cell 2, shows .*Begin the cell with '#\| fig-alt:"):
         site_cells(tmp_path, code("plot()", PICTURE))
 
 
@@ -111,6 +111,7 @@ def test_a_name_of_two_modules_is_no_link():
     ("[a](01_activation.ipynb)", "[a](01_activation.ipynb)"),
     ("[a](nbs/api/30_api.ipynb)", "[a](/api/30_api.ipynb)"),
     ("[a](../../docs/pages/honesty.md#where)", "[a](/guides/honesty.md#where)"),
+    ("[a](../CONTRIBUTING.md)", "a (`CONTRIBUTING.md` in the repository)"),
     ("[a](https://example.org/nbs/x.ipynb)", "[a](https://example.org/nbs/x.ipynb)"),
 ])
 def test_repository_links_become_site_links(before, after):

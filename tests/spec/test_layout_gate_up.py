@@ -60,7 +60,8 @@ def test_conversion_and_its_way_back(source, target, blocks, others, data):
     shape.insert(dim if dim >= 0 else len(shape) + 1 + dim, 64 * blocks)
     x = torch.arange(torch.Size(shape).numel()).view(shape)
     there = convert_gate_up(x, source, target, dim=dim)
-    order = [columns_by_hand(source, 32 * blocks).index(c) for c in columns_by_hand(target, 32 * blocks)]
+    column_of = {c: i for i, c in enumerate(columns_by_hand(source, 32 * blocks))}
+    order = [column_of[c] for c in columns_by_hand(target, 32 * blocks)]
     assert torch.equal(there, x.index_select(dim, torch.tensor(order)))
     assert torch.equal(convert_gate_up(there, target, source, dim=dim), x)
 

@@ -87,8 +87,8 @@ def test_bounds_rows_and_experts_agree(counts, align, extra):
     offsets = group_offsets(counts, align=align)
     bounds = group_bounds(offsets)
     m = (bounds[-1][1] if bounds else 0) + extra
-    owner = [next((g for g, (start, stop) in enumerate(bounds) if start <= row < stop), len(counts)) for row in range(m)]
-    assert expert_of_row(offsets, m).tolist() == owner
+    owners = [[g for g, (start, stop) in enumerate(bounds) if start <= row < stop] for row in range(m)]
+    assert expert_of_row(offsets, m).tolist() == [owner[0] if owner else len(counts) for owner in owners]
     tokens = [start + i for (start, _), count in zip(bounds, counts) for i in range(count)]
     assert group_rows(counts, align=align).tolist() == tokens
 

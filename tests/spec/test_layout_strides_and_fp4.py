@@ -1,4 +1,4 @@
-"Promise: the contract's shapes and strides come as views, a size-1 stride never matters, and FP4 pairs lie low nibble first."
+"Promise: the contract's shapes and strides come as views, size-1 strides never matter, FP4 pairs lie low nibble first."
 import pytest
 import torch
 from hypothesis import given

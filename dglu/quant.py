@@ -175,7 +175,7 @@ def _norm(norm_const: float | Tensor,  # a number, or a tensor of one element
     if t.numel() == 1 and 0 < t.item() < math.inf: return t.item()
     raise ValueError(f"norm_const = {t.tolist()} is not one positive, finite number. Pass 1.0 for no constant")
 
-# %% ../nbs/spec/02_quant.ipynb #4960247b
+# %% ../nbs/spec/02_quant.ipynb #9d41266c
 def quantize(x: Tensor,                         # (rows, cols), any float type; read as float32
              fmt: Format,                       # E4M3, E5M2 or E2M1
              *,
@@ -191,17 +191,19 @@ def quantize(x: Tensor,                         # (rows, cols), any float type; 
     scales = encode(blocks.abs().amax(axis + 1, keepdim=True) * fmt.rcp_max * norm, sf_format)
     sf = decode(scales, sf_format).double()
     factor = torch.where(sf == 0, 0.0, norm / sf)
-    codes = encode((blocks * factor).float(), fmt).flatten(axis, axis + 1).narrow(axis, 0, x.shape[axis]).contiguous()
+    normal = factor.clamp(2.0**-126, 2.0**127)
+    codes = encode((blocks * normal.float()).mul_((factor / normal).float()), fmt)
+    codes = codes.flatten(axis, axis + 1).narrow(axis, 0, x.shape[axis]).contiguous()
     return pack_fp4(codes) if fmt == E2M1 else codes.view(fmt.dtype), scales.squeeze(axis + 1).view(sf_format.dtype)
 
-# %% ../nbs/spec/02_quant.ipynb #a1373ac6
+# %% ../nbs/spec/02_quant.ipynb #406eb363
 def dequantize(q: Tensor,                         # (rows, cols) float8, or (rows, cols/2) packed E2M1
                scales: Tensor,                    # E8M0 or E4M3, shape as quantize returned it
                *,
                sf_vec_size: int,                  # as given to quantize
                norm_const: float | Tensor = 1.0,  # as given to quantize
                dim: int = -1,                     # as given to quantize
-               dtype: torch.dtype = torch.float32,  # or float64, which holds every product exactly
+               dtype: torch.dtype = torch.float32,  # or float64
                ) -> Tensor:                       # (rows, cols)
     "The numbers that codes and scales stand for: q·SF/norm_const (contract, 'Step 3')."
     values, axis = to_values(q), _cut_axis(q, sf_vec_size, dim, "q")
@@ -209,9 +211,9 @@ def dequantize(q: Tensor,                         # (rows, cols) float8, or (row
     expected = blocks.select(axis + 1, 0).shape
     if scales.shape != expected or format_of(scales.dtype) not in (E8M0, E4M3):
         raise ValueError(
-            f"scales is {scales.dtype} of shape {tuple(scales.shape)}; with sf_vec_size = {sf_vec_size}, dim = {dim}, q needs "
-            f"float8_e8m0fnu or float8_e4m3fn of shape {tuple(expected)}. Unpack atoms first: dglu.quant.unpack_sf")
-    y = blocks * to_values(scales).double().unsqueeze(axis + 1) / _norm(norm_const)
+            f"scales is {scales.dtype} of shape {tuple(scales.shape)}; with sf_vec_size = {sf_vec_size}, dim = {dim}, q "
+            f"needs float8_e8m0fnu or float8_e4m3fn of shape {tuple(expected)}. Unpack atoms first: dglu.quant.unpack_sf")
+    y = blocks * (to_values(scales).double() / _norm(norm_const)).unsqueeze(axis + 1)
     return y.flatten(axis, axis + 1).narrow(axis, 0, values.shape[axis]).to(dtype)
 
 # %% ../nbs/spec/02_quant.ipynb #5d6d28a4
@@ -240,7 +242,7 @@ def is_sf_strided(sf: Tensor,  # any tensor, also on the meta device
     strides = 16, 4, 512 * rk, 1, 512, 512 * rk * rm
     return not sf.numel() or all(n == 1 or have == want for n, have, want in zip(sf.shape, sf.stride(), strides))
 
-# %% ../nbs/spec/02_quant.ipynb #784cf1c1
+# %% ../nbs/spec/02_quant.ipynb #b2b49df2
 def sf_view(t: Tensor,           # physical (L, rest_m, rest_k, 32, 4, 4), or the view itself
             *,
             name: str = "sf",    # how a message calls the tensor
@@ -250,8 +252,8 @@ def sf_view(t: Tensor,           # physical (L, rest_m, rest_k, 32, 4, 4), or th
     else: view = t
     if is_sf_strided(view): return view
     raise ValueError(
-        f"{name} has shape {tuple(t.shape)} and strides {t.stride()}. Allowed: a contiguous (L, rest_m, rest_k, 32, 4, 4) or "
-        "its view (32, 4, rest_m, 4, rest_k, L). Make it with dglu.quant.pack_sf(scales), or copy_ into dglu.quant.empty_sf(…)")
+        f"{name} has shape {tuple(t.shape)} and strides {t.stride()}. Allowed: a contiguous (L, rest_m, rest_k, 32, 4, 4) "
+        "or its view (32, 4, rest_m, 4, rest_k, L). Make it with dglu.quant.pack_sf, or copy_ into a dglu.quant.empty_sf")
 
 
 def sf_physical(sf: Tensor,   # the view, or the physical tensor itself
@@ -272,13 +274,13 @@ def empty_sf(rows: int,                           # as for sf_shape
     _, _, rm, _, rk, _ = sf_shape(rows, k, sf_vec_size, L)
     return sf_view(torch.zeros(L, rm, rk, 32, 4, 4, dtype=torch.uint8, device=device).view(dtype))
 
-# %% ../nbs/spec/02_quant.ipynb #b3375a2d
+# %% ../nbs/spec/02_quant.ipynb #4b32c9c8
 def pack_sf(scales: Tensor,  # (rows, blocks) or (L, rows, blocks), a byte each
             ) -> Tensor:     # (32, 4, rest_m, 4, rest_k, L), strided; pad bytes are 0
     "Scales of rows to atoms (design page, 'Numerics decisions')."
     if scales.dim() not in (2, 3) or scales.itemsize != 1:
-        raise ValueError(f"scales is {scales.dtype} of shape {tuple(scales.shape)}; pack_sf takes bytes, (rows, blocks) or "
-                         "(L, rows, blocks). Make them with dglu.quant.quantize(…, dim=-1)")
+        raise ValueError(f"scales is {scales.dtype} of shape {tuple(scales.shape)}; pack_sf takes (rows, blocks) or "
+                         "(L, rows, blocks) bytes. Make them with dglu.quant.quantize(…, dim=-1)")
     s = scales.view(torch.uint8) if scales.dim() == 3 else scales.view(torch.uint8)[None]
     rm, rk = ceil_div(s.shape[1], SF_ATOM_ROWS), ceil_div(s.shape[2], 4)
     s = pad(s, (0, 4 * rk - s.shape[2], 0, SF_ATOM_ROWS * rm - s.shape[1]))

@@ -140,10 +140,12 @@ def test_search_finds(browser, word):
     box = browser.find_element("css selector", "[role=main] input[name=q], .sidebar-search[name=q]")
     box.send_keys(word)
     box.submit()
-    found = wait_for(browser, "[...document.querySelectorAll('#search-results li a')].map(a => a.getAttribute('href'))")
+    wait_for(browser, "document.querySelector('.search-summary')?.textContent.startsWith('Search finished')")
+    found = browser.execute_script("return [...document.querySelectorAll('#search-results li a')]"
+                                   ".map(a => a.getAttribute('href'))")
     assert any(href.startswith(("spec/", "api/", "reference/")) for href in found), found
     visit(browser, found[0].split("#")[0].split("?")[0])
-    assert word in browser.page_source
+    assert word in browser.page_source.lower()
 
 
 def test_dark_mode_follows_the_system_and_the_button(browser):

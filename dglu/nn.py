@@ -135,10 +135,11 @@ def unpack_activation(act_func: str, parameters: list) -> Activation:
     "Inverse of `pack_activation`."
     return Activation(act_func, *parameters)
 
-# %% ../nbs/api/31_torch.ipynb #3771496a
+# %% ../nbs/api/31_torch.ipynb #11d99aee
 @torch.library.custom_op("dglu::glu_linear", mutates_args=())
 def glu_linear_op(h: Tensor, bias: Tensor | None, w2: Tensor, prob: Tensor, offsets: Tensor, act_func: str, parameters: list[float],
                   backend: str) -> Tensor:
+    "y = (prob·act(H + b)) W2ᵀ, as an operator's schema can say it."
     c = add_bias(h, bias, offsets)
     return grouped_linear(weighted_activation(c, prob, unpack_activation(act_func, parameters)), w2, offsets)
 
@@ -150,6 +151,7 @@ def _(h, bias, w2, prob, offsets, act_func, parameters, backend): return h.new_e
 @torch.library.custom_op("dglu::glu_linear_backward", mutates_args=())
 def glu_linear_backward(dy: Tensor, h: Tensor, bias: Tensor | None, w2: Tensor, prob: Tensor, offsets: Tensor, act_func: str,
                         parameters: list[float], backend: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    "Gradients of h, bias (empty without one), w2 and prob, through one call of the API."
     c, act = add_bias(h, bias, offsets), unpack_activation(act_func, parameters)
     dc, dprob, dbias, activation = glu_gradients(dy, c, w2, prob, offsets, act, bias is not None, backend)
     past = torch.arange(h.shape[0], device=h.device) >= offsets[-1]  # rows of no expert: the kernel leaves them unwritten

@@ -196,7 +196,7 @@ def quantize(x: Tensor,                         # (rows, cols), any float type; 
     codes = codes.flatten(axis, axis + 1).narrow(axis, 0, x.shape[axis]).contiguous()
     return pack_fp4(codes) if fmt == E2M1 else codes.view(fmt.dtype), scales.squeeze(axis + 1).view(sf_format.dtype)
 
-# %% ../nbs/spec/02_quant.ipynb #406eb363
+# %% ../nbs/spec/02_quant.ipynb #7a3cc542
 def dequantize(q: Tensor,                         # (rows, cols) float8, or (rows, cols/2) packed E2M1
                scales: Tensor,                    # E8M0 or E4M3, shape as quantize returned it
                *,
@@ -211,8 +211,8 @@ def dequantize(q: Tensor,                         # (rows, cols) float8, or (row
     expected = blocks.select(axis + 1, 0).shape
     if scales.shape != expected or format_of(scales.dtype) not in (E8M0, E4M3):
         raise ValueError(
-            f"scales is {scales.dtype} of shape {tuple(scales.shape)}; with sf_vec_size = {sf_vec_size}, dim = {dim}, q "
-            f"needs float8_e8m0fnu or float8_e4m3fn of shape {tuple(expected)}. Unpack atoms first: dglu.quant.unpack_sf")
+            f"scales is {scales.dtype} of shape {tuple(scales.shape)}; sf_vec_size = {sf_vec_size}, dim = {dim} need "
+            f"float8_e8m0fnu or float8_e4m3fn of shape {tuple(expected)}. Unpack atoms first: dglu.quant.unpack_sf")
     y = blocks * (to_values(scales).double() / _norm(norm_const)).unsqueeze(axis + 1)
     return y.flatten(axis, axis + 1).narrow(axis, 0, values.shape[axis]).to(dtype)
 
@@ -242,7 +242,7 @@ def is_sf_strided(sf: Tensor,  # any tensor, also on the meta device
     strides = 16, 4, 512 * rk, 1, 512, 512 * rk * rm
     return not sf.numel() or all(n == 1 or have == want for n, have, want in zip(sf.shape, sf.stride(), strides))
 
-# %% ../nbs/spec/02_quant.ipynb #b2b49df2
+# %% ../nbs/spec/02_quant.ipynb #3ce33088
 def sf_view(t: Tensor,           # physical (L, rest_m, rest_k, 32, 4, 4), or the view itself
             *,
             name: str = "sf",    # how a message calls the tensor
@@ -252,8 +252,9 @@ def sf_view(t: Tensor,           # physical (L, rest_m, rest_k, 32, 4, 4), or th
     else: view = t
     if is_sf_strided(view): return view
     raise ValueError(
-        f"{name} has shape {tuple(t.shape)} and strides {t.stride()}. Allowed: a contiguous (L, rest_m, rest_k, 32, 4, 4) "
-        "or its view (32, 4, rest_m, 4, rest_k, L). Make it with dglu.quant.pack_sf, or copy_ into a dglu.quant.empty_sf")
+        f"{name} has shape {tuple(t.shape)} and strides {t.stride()}. "
+        "Allowed: contiguous (L, rest_m, rest_k, 32, 4, 4), or its view as (32, 4, rest_m, 4, rest_k, L). "
+        "Make it with dglu.quant.pack_sf, or copy_ into dglu.quant.empty_sf")
 
 
 def sf_physical(sf: Tensor,   # the view, or the physical tensor itself

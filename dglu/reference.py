@@ -7,7 +7,7 @@ __all__ = ['CHUNK', 'glu_backward', 'srelu_backward', 'widen', 'format_of_fp4', 
            'ends', 'chunks', 'row_block', 'scale_rows', 'narrow', 'store_d', 'scale_bytes', 'store_scales', 'amax_of',
            'run']
 
-# %% ../nbs/spec/04_reference.ipynb #344ae2eb
+# %% ../nbs/spec/04_reference.ipynb #6595714f
 from collections.abc import Iterator
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .activation import EPILOGUE_OPS, Activation
 from .contract import FP8, Problem
-from .layout import group_bounds, join_gate_up, resolve_pointers, split_gate_up, unpack_fp4
+from .layout import SF_ATOM_ROWS, ceil_div, group_bounds, join_gate_up, resolve_pointers, round_up, split_gate_up, unpack_fp4
 from .quant import E2M1, decode, dequantize, encode, format_of, pack_sf, pack_sf_col, quantize, unpack_sf, unpack_sf_col
 
 # %% ../nbs/spec/04_reference.ipynb #afb84834
@@ -44,7 +44,7 @@ def srelu_backward(g: Tensor,  # (m, N), the product G
     square, p = slope * slope, 1.0 if prob is None else prob
     return p * 2 * upstream * slope, (upstream * square).sum(1), p * square
 
-# %% ../nbs/spec/04_reference.ipynb #ec57eadc
+# %% ../nbs/spec/04_reference.ipynb #5244e13a
 def widen(t: Tensor,  # BF16, FP16, FP32, FP8, or FP4 packed along its last dimension
           dtype: torch.dtype,  # float32 or float64
           ) -> Tensor:
@@ -63,10 +63,10 @@ def scaled(q: Tensor,  # (rows, stored K)
            p: Problem, dtype: torch.dtype) -> Tensor:  # (rows, K)
     "An operand's values, scale factors applied."
     if sf is None: return widen(q, dtype)
-    blocks = -(-p.k // p.config.sf_vec_size)
+    blocks = ceil_div(p.k, p.config.sf_vec_size)
     return dequantize(q, unpack_sf(sf[..., None], q.shape[0], blocks)[0], sf_vec_size=p.config.sf_vec_size).to(dtype)
 
-# %% ../nbs/spec/04_reference.ipynb #81e4eecc
+# %% ../nbs/spec/04_reference.ipynb #b625f48e
 def expert_weights(p: Problem, t: dict, dtype: torch.dtype) -> Iterator[Tensor]:  # (N, K) each
     "The experts' matrices, one at a time, dequantised."
     rest = t["sfb"].shape if t.get("sfb") is not None else None
@@ -82,7 +82,7 @@ def expert_weights(p: Problem, t: dict, dtype: torch.dtype) -> Iterator[Tensor]:
 
 def expert_scales(p: Problem, t: dict) -> list:  # (32, 4, rest_m, 4, rest_k) each
     "The experts' scale factors behind sfb_ptrs."
-    rest_m, rest_k = -(-p.n // 128), -(-p.k // (4 * p.config.sf_vec_size))
+    rest_m, rest_k = ceil_div(p.n, SF_ATOM_ROWS), ceil_div(p.k, 4 * p.config.sf_vec_size)
     flat = resolve_pointers(t["sfb_ptrs"], (rest_m * rest_k, 512), p.sf_dtype)
     return [f.view(rest_m, rest_k, 32, 4, 4).permute(2, 3, 0, 4, 1) for f in flat]
 
@@ -102,7 +102,7 @@ def chunks(p: Problem, t: dict) -> Iterator[tuple[int, list]]:  # expert, [slice
     for e, (start, stop) in enumerate(zip([0, *stops], stops)):
         yield e, [slice(i, min(i + CHUNK, stop)) for i in range(start, stop, CHUNK)]
 
-# %% ../nbs/spec/04_reference.ipynb #f340a7b4
+# %% ../nbs/spec/04_reference.ipynb #077b0638
 def row_block(p: Problem, t: dict, e: int, rows: slice, b: Tensor,
               ) -> tuple[Tensor, Tensor, Tensor]:  # D (m, 2N or N), dprob (m,), activation (m, N)
     "One chunk of rows of expert `e`: the product, then the epilogue."
@@ -120,9 +120,9 @@ def row_block(p: Problem, t: dict, e: int, rows: slice, b: Tensor,
 
 def scale_rows(p: Problem, sf: Tensor, rows: slice) -> Tensor:
     "The atoms of SFA that hold these rows; a chunk starts on an atom of 128 rows."
-    return sf[:, :, rows.start // 128: -(-rows.stop // 128), :, :, 0]
+    return sf[:, :, rows.start // SF_ATOM_ROWS: ceil_div(rows.stop, SF_ATOM_ROWS), :, :, 0]
 
-# %% ../nbs/spec/04_reference.ipynb #7ddf39cb
+# %% ../nbs/spec/04_reference.ipynb #ce20925a
 def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
     "Round to the type of an output; FP8 saturates."
     return encode(x, format_of(dtype)).view(dtype) if dtype in FP8 else x.to(dtype)
@@ -136,18 +136,19 @@ def store_d(p: Problem, t: dict, rows: slice, d: Tensor, scales: dict):
         return
     vec, d = p.config.sf_vec_size, d.float()
     blocks = slice(rows.start // vec, rows.stop // vec)
-    for key, dim, where in (("row", -1, rows), ("col", 0, blocks)):
+    for key, dim, where in (("row", -1, (rows, slice(ceil_div(p.columns, vec)))), ("col", 0, (blocks, slice(p.columns)))):
         q, sf = quantize(d, format_of(p.d_dtype), sf_vec_size=vec, norm_const=float(t["norm_const"]), dim=dim)
         t[f"d_{key}"].view(torch.uint8)[rows, :, 0] = q.view(torch.uint8)
         scales[key][where] = sf.view(torch.uint8)
 
-# %% ../nbs/spec/04_reference.ipynb #6d4086c7
-def scale_bytes(p: Problem, t: dict) -> dict:  # "row": (M, 2N/vec), "col": (M/vec, 2N) bytes
+# %% ../nbs/spec/04_reference.ipynb #37602593
+def scale_bytes(p: Problem, t: dict) -> dict:  # "row": (M, blocks of 2N), "col": (blocks of M, 2N) bytes, to whole atoms
     "The scale factors that the outputs hold now, as matrices."
     if "sfd" not in p.outputs: return {}
     vec = p.config.sf_vec_size
-    row = unpack_sf(t["sfd_row"].view(torch.uint8), p.m, -(-p.columns // vec))[0]
-    col = unpack_sf_col(t["sfd_col"].view(torch.uint8), p.m // vec, p.columns, ends(p, t), sf_vec_size=vec, discrete=p.config.discrete_col_sfd)
+    columns, blocks = round_up(p.columns, SF_ATOM_ROWS), round_up(ceil_div(p.columns, vec), 4)
+    row = unpack_sf(t["sfd_row"].view(torch.uint8), p.m, blocks)[0]
+    col = unpack_sf_col(t["sfd_col"].view(torch.uint8), p.m // vec, columns, ends(p, t), sf_vec_size=vec, discrete=p.config.discrete_col_sfd)
     return {"row": row.clone(), "col": col.clone()}
 
 

@@ -109,7 +109,7 @@ def build(root: Path, site: Path, work: Path) -> list[str]:
     write_sources(root, work / "src")
     faults = run_sphinx(root, work / "src", site, work / "doctrees")
     prune(site)
-    return faults or problems(site, forbidden=(str(root), str(work), "/tmp/ipykernel_"))
+    return faults or problems(site, forbidden=(f"{root}/", f"{work}/", "/tmp/ipykernel_"))
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -138,8 +138,8 @@ def main() -> None:
         if args.check:
             lines = differences(made, files(target))
             if lines:
-                raise SystemExit("docs_site/ is not what `python docs/build.py` makes. Run it, or use the versions in "
-                                 "docs/requirements.txt:\n  " + "\n  ".join(lines))
+                raise SystemExit("docs_site/ is not what `python docs/build.py` makes with the versions in "
+                                 "constraints.txt. Run it:\n  " + "\n  ".join(lines))
         else:
             shutil.rmtree(target, ignore_errors=True)
             shutil.copytree(site, target)

@@ -45,6 +45,8 @@ class Symbols:
                 ) -> str | None:        # the full name, or None if it is unknown or two modules have it
         if name in self.modules or name in self.pages:
             return name
+        if re.fullmatch(r"dglu\.\w+", name):
+            return self.qualify(name[5:], module)       # `dglu.MoEMLP`: the package gives its modules' names
         if module and f"{module}.{name}" in self.pages:
             return f"{module}.{name}"
         found = [full for full in self.pages if full.endswith("." + name) and full[: -len(name) - 1] in self.modules]

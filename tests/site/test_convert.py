@@ -89,6 +89,7 @@ LINK = '<a class="symbol" href="{}">`{}`</a>'
 @pytest.mark.parametrize("before, after", [
     ("call `encode`", "call " + LINK.format("02_quant.html#dglu.quant.encode", "encode")),
     ("`dglu.quant.encode()`", LINK.format("02_quant.html#dglu.quant.encode", "dglu.quant.encode()")),
+    ("`dglu.encode`", LINK.format("02_quant.html#dglu.quant.encode", "dglu.encode")),
     ("`dglu.quant`", LINK.format("../reference/dglu.quant.html", "dglu.quant")),
     ("`encode` `encode`", LINK.format("02_quant.html#dglu.quant.encode", "encode") + " `encode`"),
     ("`unknown` ``encode`` [`encode`](x.md)", "`unknown` ``encode`` [`encode`](x.md)"),

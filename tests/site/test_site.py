@@ -30,7 +30,7 @@ def exports(module: str) -> list[str]:
 
 
 def test_links_assets_and_alt_texts(site, root):
-    assert check_links.problems(site, forbidden=(str(root), "/tmp/ipykernel_")) == []
+    assert check_links.problems(site, forbidden=(f"{root}/", "/tmp/ipykernel_")) == []
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)

@@ -174,6 +174,13 @@ def test_a_transposed_weight_may_be_registered_as_it_is_stored():
     assert torch.equal(found, stored.T) and found.data_ptr() == stored.data_ptr()
 
 
+@pytest.mark.parametrize("major", ["k", "n"])
+def test_a_square_weight_may_be_read_either_way(major):
+    stored = torch.randn(8, 8)                                             # (N, K), or (K, N): nobody can tell
+    found, = resolve_pointers(expert_pointers([stored]), (8, 8), torch.float32, major=major)
+    assert torch.equal(found, stored if major == "k" else stored.T)
+
+
 @pytest.mark.parametrize("experts, parts", [
     ([], ["experts is empty", "at least one"]),
     ([torch.zeros(8)], ["experts[0] is torch.float32 of shape (8,)", "(N, K)", "matrices"]),

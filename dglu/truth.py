@@ -315,7 +315,7 @@ def derivatives(case: Case, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, T
     if uses_value_filter(case): return act.detach(), *value_filter(case.config, gate, up)
     return act.detach(), *torch.autograd.grad(act.sum(), leaves)
 
-# %% ../nbs/spec/05_truth.ipynb #e5d0c59b
+# %% ../nbs/spec/05_truth.ipynb #a5adc6dc
 def interleaved(halves: Tensor) -> Tensor:  # (m, 2N) -> (m, 2N)
     "Concatenated gate and up to alternating blocks of 32."
     return halves.unflatten(1, (2, -1, 32)).transpose(1, 2).flatten(1)
@@ -333,8 +333,9 @@ def dglu_truth(case: Case, r: Truth, c: Tensor, beta: Tensor, prob: Tensor) -> d
     more = (gate.abs(), up.abs()) if uses_value_filter(case) else (1, 1)
     value = torch.cat([r.value * by_gate, r.value * by_up], 1)
     bound = torch.cat([slope.abs() * r.bound + noise * f for slope, f in zip((by_gate, by_up), more)], 1)
-    return {"d": Truth(interleaved(prob * value), interleaved(prob * bound)),
-            "act": Truth(prob * act, EPILOGUE * prob * size), "dprob": Truth(r.value * act, act.abs() * r.bound + noise)}
+    d = Truth(interleaved(prob * value), interleaved(prob * bound))
+    dprob, act = Truth(r.value * act, act.abs() * r.bound + noise), Truth(prob * act, EPILOGUE * prob * size)
+    return {"d": d, "dprob": dprob, "act": act}
 
 # %% ../nbs/spec/05_truth.ipynb #07ed2cb9
 def dsrelu_truth(case: Case, g: Truth, c: Tensor, prob: Tensor) -> dict:

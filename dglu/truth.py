@@ -6,8 +6,8 @@
 __all__ = ['SHORT', 'GUARD', 'EPILOGUE', 'ACCUMULATE', 'UNIT', 'FP4_VALUES', 'Case', 'worded', 'name_parts', 'randn', 'any_code',
            'atoms', 'physical', 'random_scales', 'scalars', 'matrices', 'special', 'raw', 'guarded', 'memory',
            'make_outputs', 'make_tensors', 'with_weights', 'Truth', 'row_sum', 'power', 'numbers', 'scale_bytes',
-           'operand', 'weights_of', 'offset_of', 'forward', 'value_filter', 'uses_value_filter', 'derivatives',
-           'interleaved', 'dglu_truth', 'dsrelu_truth', 'after_op', 'expert_truth', 'largest', 'oracle']
+           'operand', 'weights_of', 'offset_of', 'forward', 'within', 'value_filter', 'uses_value_filter',
+           'derivatives', 'interleaved', 'dglu_truth', 'dsrelu_truth', 'after_op', 'expert_truth', 'largest', 'oracle']
 
 # %% ../nbs/spec/05_truth.ipynb #0ddd09a7
 from dataclasses import dataclass, fields
@@ -291,6 +291,13 @@ def forward(c: Config, gate: Tensor, up: Tensor) -> Tensor:
     gate, up = gate.clamp(max=c.glu_clamp_max), up.clamp(c.glu_clamp_min, c.glu_clamp_max)
     return gate * (c.geglu_alpha * gate).sigmoid() * (up + offset_of(c))
 
+# %% ../nbs/spec/05_truth.ipynb #585d08f9
+def within(c: Config, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    "Magnitudes of gate and up within the bounds that the activation sets."
+    if c.act_func == "dsituglu": return gate.abs().clamp(max=c.situ_beta1), up.abs().clamp(max=c.situ_beta2)
+    if c.act_func == "dgeglu": gate, up = gate.clamp(max=c.glu_clamp_max), up.clamp(c.glu_clamp_min, c.glu_clamp_max)
+    return gate.abs(), up.abs()
+
 # %% ../nbs/spec/05_truth.ipynb #75fa7311
 def value_filter(c: Config, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     "What the BF16 page computes for dGeGLU (contract, 'BF16 contract')."
@@ -315,7 +322,7 @@ def derivatives(case: Case, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, T
     if uses_value_filter(case): return act.detach(), *value_filter(case.config, gate, up)
     return act.detach(), *torch.autograd.grad(act.sum(), leaves)
 
-# %% ../nbs/spec/05_truth.ipynb #a5adc6dc
+# %% ../nbs/spec/05_truth.ipynb #f2602557
 def interleaved(halves: Tensor) -> Tensor:  # (m, 2N) -> (m, 2N)
     "Concatenated gate and up to alternating blocks of 32."
     return halves.unflatten(1, (2, -1, 32)).transpose(1, 2).flatten(1)
@@ -328,9 +335,9 @@ def dglu_truth(case: Case, r: Truth, c: Tensor, beta: Tensor, prob: Tensor) -> d
     x = c if as_saved else (c.float() * beta.float()).double()
     gate, up = (half.flatten(1) for half in x.unflatten(1, (-1, 2, 32)).unbind(2))
     act, by_gate, by_up = derivatives(case, gate, up)
-    size = (1 + max(1, config.geglu_alpha) * gate.abs()) * (1 + abs(offset_of(config)) + up.abs())
-    noise = EPILOGUE * r.value.abs() * size
-    more = (gate.abs(), up.abs()) if uses_value_filter(case) else (1, 1)
+    g, u = within(config, gate, up)
+    size = (1 + max(1, config.geglu_alpha) * g) * (1 + abs(offset_of(config)) + u)
+    noise, more = EPILOGUE * r.value.abs() * size, (g, u) if uses_value_filter(case) else (1, 1)
     value = torch.cat([r.value * by_gate, r.value * by_up], 1)
     bound = torch.cat([slope.abs() * r.bound + noise * f for slope, f in zip((by_gate, by_up), more)], 1)
     d = Truth(interleaved(prob * value), interleaved(prob * bound))

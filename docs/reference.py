@@ -61,6 +61,11 @@ def plain(text: str) -> str:
     return "".join(p if i % 2 else re.sub(r"([*<\[\]\\])", r"\\\1", p) for i, p in enumerate(parts))
 
 
+def quoted(value: str) -> str:
+    "A directive's option, which is read as YAML, as it stands."
+    return "'" + value.replace("'", "''") + "'"
+
+
 def parameters(mod: Module, args: ast.arguments, skip_first: bool = False) -> list[Parameter]:
     "Each parameter of a signature, in order."
     plain_args = [*args.posonlyargs, *args.args]
@@ -107,9 +112,10 @@ class Writer:
                 for last, (what, first) in owners.items()}
         return [f":{what}: {self.say(text)}" for what, text in said.items() if text]
 
-    def directive(self, kind: str, signature: str, body: list[str], options: tuple[str, ...] = ()) -> list[str]:
+    def directive(self, kind: str, signature: str, body: list[str], **options: str) -> list[str]:
         fence = "````" if kind == "class" else "```"
-        return [f"{fence}{{py:{kind}}} {signature}", *options, "", *body, fence, ""]
+        lines = [f":{name}: " + (quoted(value) if value else "") for name, value in options.items()]
+        return [f"{fence}{{py:{kind}}} {signature}", *map(str.rstrip, lines), "", *body, fence, ""]
 
     def function(self, node: ast.FunctionDef, kind: str = "function", name: str = "") -> list[str]:
         marks = {mark.id for mark in node.decorator_list if isinstance(mark, ast.Name)}
@@ -117,10 +123,10 @@ class Writer:
         body = self.doc(node, name or node.name) + self.fields(params, node)
         returned = self.mod.written(node.returns) if node.returns else ""
         if "property" in marks:
-            return self.directive("property", node.name, body, (f":type: {returned}",) if returned else ())
-        options = tuple(f":{mark}:" for mark in ("classmethod", "staticmethod") if mark in marks)
+            return self.directive("property", node.name, body, **({"type": returned} if returned else {}))
+        options = {mark: "" for mark in ("classmethod", "staticmethod") if mark in marks}
         arrow = f" -> {returned}" if returned else ""
-        return self.directive(kind, f"{node.name}({', '.join(text for text, *_ in params)}){arrow}", body, options)
+        return self.directive(kind, f"{node.name}({', '.join(text for text, *_ in params)}){arrow}", body, **options)
 
     def klass(self, node: ast.ClassDef) -> list[str]:
         "A class with its methods; the parameters are those of `__init__`, or a dataclass's fields."
@@ -147,9 +153,9 @@ class Writer:
         names = [item.id for item in getattr(target, "elts", [target]) if isinstance(item, ast.Name)]
         short = node.value and node.value.lineno == node.value.end_lineno and isinstance(target, ast.Name)
         value = self.mod.written(node.value) if short else ""
-        options = (f":value: {value}",) if 0 < len(value) <= 72 else ()
+        options = {"value": value} if 0 < len(value) <= 72 else {}
         body = [self.say(self.mod.comment(node.lineno, node.end_lineno))]
-        return [line for name in names if name[0] != "_" for line in self.directive("data", name, body, options)]
+        return [line for name in names if name[0] != "_" for line in self.directive("data", name, body, **options)]
 
     def page(self, title: str | None) -> str:
         "The whole page; `title` is its notebook's."

@@ -38,13 +38,15 @@ CONTRAST = """
 const channels = text => text.match(/[\\d.]+/g).map(Number);
 const light = text => { const [r, g, b] = channels(text).slice(0, 3).map(v => v / 255)
     .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-const ground = e => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
-    const a = channels(c); if (a.length < 4 || a[3] > 0) return c; } return 'rgb(255, 255, 255)'; };
-const seen = new Set(), kind = e => e ? `${e.tagName}.${e.className}` : '';     // one of each kind is enough
-const fresh = e => { const key = [e, e.parentElement, e.parentElement.parentElement].map(kind).join();
-    return !seen.has(key) && seen.add(key); };
-const texts = [...document.querySelectorAll(arguments[0])].filter(e => e.textContent.trim() && fresh(e));
-return texts.filter(e => e.checkVisibility()).map(e => {
+const grounds = new Map();
+const ground = e => { if (!e) return 'rgb(255, 255, 255)';
+    if (!grounds.has(e)) { const c = getComputedStyle(e).backgroundColor, a = channels(c);
+        grounds.set(e, a.length < 4 || a[3] > 0 ? c : ground(e.parentElement)); }
+    return grounds.get(e); };
+const pairs = new Map();                        // one text of each pair of colours
+for (const e of document.querySelectorAll(arguments[0])) if (e.textContent.trim() && e.checkVisibility())
+    pairs.set(getComputedStyle(e).color + ground(e), e);
+return [...pairs.values()].map(e => {
     const [a, b] = [light(getComputedStyle(e).color), light(ground(e))].sort((x, y) => y - x);
     return [(a + 0.05) / (b + 0.05), e.tagName + ' ' + e.className + ' ' + e.textContent.slice(0, 40)]; });
 """

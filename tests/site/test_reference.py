@@ -12,6 +12,7 @@ SOURCE = '''
 from dataclasses import dataclass
 
 LIMIT = 32  # columns in a block
+NAME = "it's"
 TABLE = {
     "a": 1,
 }
@@ -52,7 +53,8 @@ PAGE = Writer(Module("dglu.sample", SOURCE), SYMBOLS).page(None)
 
 
 @pytest.mark.parametrize("line", [
-    "```{py:data} LIMIT\n:value: 32\n\ncolumns in a block\n```",
+    "```{py:data} NAME\n:value: '\"it''s\"'\n",
+    "```{py:data} LIMIT\n:value: '32'\n\ncolumns in a block\n```",
     "```{py:function} pad(x: list, counts: \"list[int]\", /, scale: float = 2.0 ** 3, *extra: int, align: int = LIMIT, "
     "fill=(0, 1), **rest) -> tuple[int, int]\n",
     "\nPad each group (contract, 'Grouping').\n",
@@ -65,7 +67,7 @@ PAGE = Writer(Module("dglu.sample", SOURCE), SYMBOLS).page(None)
     ":returns: ends, and rows\n",
     "```{py:function} one_line(a: int, b: int = 1) -> int\n\n\n:returns: their sum\n```",
     "{py:class} Grid(rows: int = 128, cols: int = 256)\n\nA tile grid.\n\n:param rows: tile M\n:param cols: tile N\n",
-    "```{py:property} area\n:type: int\n",
+    "```{py:property} area\n:type: 'int'\n",
     "```{py:method} make(n: int)\n:staticmethod:\n",
 ])
 def test_page(line):

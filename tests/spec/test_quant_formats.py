@@ -2,6 +2,7 @@
 import math
 from bisect import bisect_left
 from fractions import Fraction
+from functools import cache
 
 import ml_dtypes
 import numpy as np
@@ -27,12 +28,17 @@ def exact(code: int, name: str) -> Fraction:
             else Fraction(2) ** (1 - bias) * Fraction(mantissa, 2**m))
 
 
+@cache
+def positives(name: str) -> list[Fraction]:
+    return [exact(c, name) for c in range(FIELDS[name][2] + 1)]
+
+
 def nearest_code(x: float, name: str) -> int:
     "Round to nearest, ties to the even code, saturating: exact rational arithmetic, one number at a time."
     bits, top = (4 if name == "E2M1" else 8), FIELDS[name][2]
     if math.isnan(x): return 2 ** (bits - 1) - 1
     sign = 2 ** (bits - 1) if math.copysign(1, x) < 0 else 0
-    values = [exact(c, name) for c in range(top + 1)]
+    values = positives(name)
     if math.isinf(x) or abs(Fraction(x)) >= values[-1]: return sign | top
     a = abs(Fraction(x))
     above = bisect_left(values, a)
@@ -146,7 +152,7 @@ def test_powers_of_two_and_their_float32_neighbours():
     want = {"at": k, "below": np.where(k > -127, k, -127), "above": np.where(k >= -127, k + 1, -127)}
     for x, name in ((power, "at"), (below, "below"), (above, "above")):
         exponents = want[name].copy()
-        if name == "below": exponents[below <= power / 2] -= 1                      # a subnormal's neighbour may be half of it
+        if name == "below": exponents[below <= power / 2] -= 1         # the neighbour of a subnormal may be half of it
         assert encode(torch.from_numpy(x), E8M0).tolist() == (exponents.clip(-127, 127) + 127).tolist(), name
 
 
@@ -178,7 +184,8 @@ def test_a_tensor_of_each_type_gives_its_values(fmt):
         for t in (packed, packed.view(fmt.dtype)): assert torch.equal(to_values(t), want)
     else:
         assert format_of(fmt.dtype) == fmt
-        torch.testing.assert_close(to_values(codes.view(fmt.dtype)), codes.view(fmt.dtype).float(), rtol=0, atol=0, equal_nan=True)
+        t = codes.view(fmt.dtype)
+        torch.testing.assert_close(to_values(t), t.float(), rtol=0, atol=0, equal_nan=True)
 
 
 def test_rounding_leaves_its_argument_alone_and_needs_no_graph():

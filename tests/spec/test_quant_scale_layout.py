@@ -1,4 +1,4 @@
-"Promise: every scale lies at the byte that the tensor core reads, pad bytes are zero, and unpacking brings every scale back."
+"Promise: every scale lies at the byte that the tensor core reads, pad bytes are zero, and unpacking is the way back."
 import itertools
 
 import pytest
@@ -44,8 +44,9 @@ def packed_by_hand(scales: list, rows: int, blocks: int) -> list[int]:
 
 
 @pytest.mark.parametrize("row, block, rest_k, byte", [
-    (0, 0, 1, 0), (0, 1, 1, 1), (0, 3, 1, 3), (1, 0, 1, 16), (31, 3, 1, 499), (32, 0, 1, 4), (64, 0, 1, 8), (96, 0, 1, 12),
-    (127, 3, 1, 511), (0, 4, 2, 512), (0, 7, 2, 515), (128, 0, 2, 1024), (128, 4, 2, 1536), (300, 9, 3, 2 * 1536 + 1024 + 12 * 16 + 4 + 1)])
+    (0, 0, 1, 0), (0, 1, 1, 1), (0, 3, 1, 3), (1, 0, 1, 16), (31, 3, 1, 499), (32, 0, 1, 4), (64, 0, 1, 8),
+    (96, 0, 1, 12), (127, 3, 1, 511), (0, 4, 2, 512), (0, 7, 2, 515), (128, 0, 2, 1024), (128, 4, 2, 1536),
+    (300, 9, 3, 2 * 1536 + 1024 + 12 * 16 + 4 + 1)])
 def test_offsets_by_hand(row, block, rest_k, byte):
     assert sf_offset(row, block, rest_k) == byte
     assert sf_offset(torch.tensor(row), torch.tensor(block), rest_k).item() == byte
@@ -121,9 +122,14 @@ def test_only_strides_of_dimensions_longer_than_one_matter(rows, k, L):
             assert not is_sf_strided(torch.empty_strided(sf.shape, wrong, device="meta"))
 
 
-@pytest.mark.parametrize("shape", [(32, 4, 2, 4, 2, 1), (32, 4, 1, 4, 1, 1), (2, 3, 4, 32, 4, 4), (256, 8), (32, 4, 2, 4, 2), (0,)])
+@pytest.mark.parametrize("shape", [(32, 4, 2, 4, 1, 1), (32, 4, 1, 4, 2, 1), (32, 4, 1, 4, 1, 2), (32, 4, 2, 4, 2, 2),
+                                   (2, 3, 4, 32, 4, 4), (256, 8), (32, 4, 2, 4, 2), (0,)])
 def test_contiguous_tensors_are_not_the_view(shape):
     assert not is_sf_strided(torch.zeros(shape))
+
+
+def test_one_atom_is_contiguous_either_way():
+    assert is_sf_strided(torch.zeros(32, 4, 1, 4, 1, 1))
 
 
 def test_an_empty_tensor_has_no_wrong_strides():
@@ -144,6 +150,14 @@ def test_discrete_columns_hold_each_expert_as_if_alone(rows, spare, cols, vec, a
     assert torch.equal(unpack_sf_col(sf, blocks, cols, offsets, sf_vec_size=vec, discrete=True), scales)
 
 
+def test_the_end_of_the_tensor_itself_needs_no_alignment():
+    scales = scales_of(19, 140)                                                  # 600 rows in blocks of 32
+    sf = pack_sf_col(scales, [256, 600], sf_vec_size=32, discrete=True)
+    want = packed_by_hand(scales[:8].T.tolist(), 140, 8) + packed_by_hand(scales[8:].T.tolist(), 140, 11)
+    assert memory(sf) == want
+    assert torch.equal(unpack_sf_col(sf, 19, 140, [256, 600], sf_vec_size=32, discrete=True), scales)
+
+
 @pytest.mark.parametrize("vec", [16, 32])
 def test_an_expert_starts_at_its_byte(vec):
     ends, cols = [256, 256, 1024, 1280], 300
@@ -151,8 +165,9 @@ def test_an_expert_starts_at_its_byte(vec):
     bytes_ = memory(pack_sf_col(scales, ends, sf_vec_size=vec, discrete=True))
     for start, end in zip([0, *ends], ends):
         before, own = start // vec, (end - start) // vec
-        for block, column in ((0, 0), (own - 1, cols - 1), (own // 2, 130)):
-            if own: assert bytes_[512 * 3 * before // 4 + sf_offset(column, block, own // 4)] == scales[before + block, column]
+        for block, column in ((0, 0), (own - 1, cols - 1), (own // 2, 130)) if own else ():
+            byte = 512 * 3 * before // 4 + sf_offset(column, block, own // 4)
+            assert bytes_[byte] == scales[before + block, column]
 
 
 def test_plain_columns_are_the_transposed_matrix():
@@ -160,7 +175,7 @@ def test_plain_columns_are_the_transposed_matrix():
     sf = pack_sf_col(scales, sf_vec_size=32)
     assert memory(sf) == packed_by_hand(scales.T.tolist(), 200, 16)
     assert torch.equal(unpack_sf_col(sf, 16, 200, sf_vec_size=32), scales)
-    assert torch.equal(pack_sf_col(scales, [512], sf_vec_size=32, discrete=True), sf)           # one expert: no difference
+    assert torch.equal(pack_sf_col(scales, [512], sf_vec_size=32, discrete=True), sf)          # one expert: the same
 
 
 def test_scales_of_both_directions_pack_as_the_contract_shapes_them():
@@ -169,7 +184,8 @@ def test_scales_of_both_directions_pack_as_the_contract_shapes_them():
         _, scales = quantize(x, E4M3, sf_vec_size=32, dim=dim)
         sf = pack_sf(scales) if dim else pack_sf_col(scales, [256, 512], sf_vec_size=32, discrete=True)
         assert sf.shape == shape and sf.dtype == torch.float8_e8m0fnu
-        back = unpack_sf(sf, 512, 6)[0] if dim else unpack_sf_col(sf, 16, 192, [256, 512], sf_vec_size=32, discrete=True)
+        if dim: back = unpack_sf(sf, 512, 6)[0]
+        else: back = unpack_sf_col(sf, 16, 192, [256, 512], sf_vec_size=32, discrete=True)
         assert torch.equal(back.view(torch.uint8), scales.view(torch.uint8))
 
 

@@ -20,14 +20,15 @@ from torch import Tensor, nn
 
 from .nn import MoEMLP
 
-# %% ../nbs/api/34_demo.ipynb #8013ddda
+# %% ../nbs/api/34_demo.ipynb #a6fb7444
 def corpus(limit: int = 400_000) -> Tensor:  # (limit,) int64, values 0 to 255
     "The standard library's sources, as bytes."
     text = bytearray()
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         text += path.read_bytes()
         if len(text) >= limit: break
-    if len(text) < 10_000: raise RuntimeError(f"the standard library's sources = {len(text)} bytes: must be readable .py files. Install Python with its sources.")
+    if len(text) < 10_000:
+        raise RuntimeError(f"the standard library's sources = {len(text)} bytes: must be readable .py files. Install Python with its sources.")
     return torch.tensor(list(text[:limit]))
 
 # %% ../nbs/api/34_demo.ipynb #89e31aff

@@ -316,10 +316,10 @@ def _expert_view(owner: Tensor,  # a tensor without gaps
     flat = memory[:torch.Size(shape).numel() * dtype.itemsize].view(dtype)
     return flat.view(shape) if major == "k" else flat.view(shape[::-1]).T
 
-# %% ../nbs/spec/00_layout.ipynb #58f2f0e1
+# %% ../nbs/spec/00_layout.ipynb #730a83d1
 def _check_fits(owner: Tensor | None,  # the tensor known at the address
                 where: str,  # "ptrs[i] = address", for the messages
-                shape: tuple[int, ...], dtype: torch.dtype, major: str) -> None:
+                shape: tuple[int, ...], dtype: torch.dtype, major: str, exact: bool = False) -> None:
     "Raise unless owner's memory can be read as shape, dtype and major."
     if owner is None:
         raise ValueError(f"{where} is no living expert's address. Keep the tensor that expert_pointers returned: it "
@@ -327,17 +327,24 @@ def _check_fits(owner: Tensor | None,  # the tensor known at the address
     if owner.nbytes < (need := torch.Size(shape).numel() * dtype.itemsize):
         raise ValueError(f"{where} begins {owner.nbytes} bytes, but shape {shape} of {dtype} needs {need}. "
                          "Check N, K and the dtype (packed FP4 has K/2 columns).")
-    if tuple(owner.shape) == shape and shape[0] != shape[1]:           # a square one may be meant as its transpose
+    if owner.dtype != dtype and {owner.dtype, dtype} != {torch.uint8, torch.float4_e2m1fn_x2}:
+        raise ValueError(f"{where} begins a tensor of {owner.dtype}, but {dtype} is to be read there. Pass its own type, "
+                         "or convert the experts.")
+    if exact and tuple(owner.shape) != shape:
+        raise ValueError(f"{where} begins a tensor of shape {tuple(owner.shape)}, but {shape} is to be read there. Pass n and K "
+                         "as the experts have them.")
+    if tuple(owner.shape) == shape and (exact or shape[0] != shape[1]):  # a square one may be meant as its transpose
         stride, read = _strides(owner), _strides(_expert_view(owner, shape, owner.dtype, major))
         if stride != read:
             raise ValueError(f"{where} begins a tensor of shape {shape} and strides {stride}, but major = {major!r} "
                              f"reads it with strides {read}. Pass the other major, or copy the experts.")
 
-# %% ../nbs/spec/00_layout.ipynb #93b5dff7
+# %% ../nbs/spec/00_layout.ipynb #b248fa8c
 def resolve_pointers(ptrs: Tensor,  # (L,), int64
                      shape: tuple[int, ...],  # (N, K); (N, K/2) for packed FP4; any shape with major "k"
                      dtype: torch.dtype,
                      *, major: str = "k",  # "k" or "n", contract's b_major
+                     exact: bool = False,  # the tensors must be of that very shape, not of its bytes alone
                      ) -> list[Tensor]:  # L views (N, K) of the experts' memory
     "The experts behind a table of addresses, found among living tensors; reads the device once."
     if not isinstance(ptrs, Tensor) or ptrs.dtype != torch.int64 or ptrs.dim() != 1:
@@ -348,6 +355,6 @@ def resolve_pointers(ptrs: Tensor,  # (L,), int64
     for t in getattr(ptrs, "experts", ()): _remember(t)
     for i, address in enumerate(ptrs.tolist()):
         owner = max(_living_at(address), key=lambda t: (t.shape == shape, t.nbytes), default=None)
-        _check_fits(owner, f"ptrs[{i}] = {address:#x}", shape, dtype, major)
+        _check_fits(owner, f"ptrs[{i}] = {address:#x}", shape, dtype, major, exact)
         experts.append(_expert_view(owner, shape, dtype, major))
     return experts

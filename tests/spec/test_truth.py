@@ -1,4 +1,4 @@
-"The oracle's tensors say what a case says, and its bounds hold for float32 sums in any order, cut off as in tensor cores."
+"The oracle's tensors say what a case says; its bounds hold for float32 sums in any order, cut off as in tensor cores."
 from dataclasses import fields, replace
 
 import ml_dtypes
@@ -125,7 +125,7 @@ def test_truth_is_finite_and_its_bounds_are_bounds(case):
 def test_a_name_tells_every_field():
     "Changing any one field of a case or of its configuration changes its name."
     other = {"ab": torch.float8_e5m2, "sf": torch.float8_e4m3fn, "c": torch.float16, "d": torch.float8_e5m2,
-             "weights": "discrete", "counts": (1,), "spare": 256, "n": 96, "k": 64, "outputs": (), "activation": torch.float16,
-             "prob": False, "norm_const": 2.0, "data": "zeros"}
+             "weights": "discrete", "counts": (1,), "spare": 256, "n": 96, "k": 64, "outputs": (),
+             "activation": torch.float16, "prob": False, "norm_const": 2.0, "data": "zeros"}
     assert set(other) == {f.name for f in fields(Case)} - {"config"}
     assert len({replace(FP8, **{key: value}).name for key, value in other.items()} | {FP8.name}) == len(other) + 1

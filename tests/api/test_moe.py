@@ -116,8 +116,9 @@ def test_route_matches_a_sort():
 
 
 @pytest.mark.parametrize("kwargs, text", [
-    (dict(hidden=48), "hidden = 48.*multiple of 32"), (dict(d_model=30), "d_model = 30.*multiple of 8"), (dict(top_k=5), "top_k = 5.*between 1 and num_experts = 4"),
-    (dict(top_k=0), "top_k = 0"), (dict(backward="cuda"), "backward = 'cuda'.*'dglu' or 'autograd'")])
+    (dict(hidden=48), "hidden = 48.*multiple of 32"), (dict(d_model=30), "d_model = 30.*multiple of 8"), (dict(top_k=5), "top_k = 5.*an int from 1 to 4"),
+    (dict(top_k=0), "top_k = 0"), (dict(top_k=1.5), "top_k = 1.5"), (dict(num_experts=0), "num_experts = 0.*from 1 to 1024"), (dict(backward="cuda"), "backward = 'cuda'.*'dglu', 'autograd'"),
+    (dict(backend="nope"), "backend = 'nope'"), (dict(dtype=torch.int32), "dtype = torch.int32"), (dict(activation="swiglu"), "activation = 'swiglu'.*PRESETS")])
 def test_layer_refuses(kwargs, text):
     with pytest.raises(ValueError, match=text): MoEMLP(**{"d_model": 32, "hidden": 32, "num_experts": 4} | kwargs)
 
@@ -126,6 +127,67 @@ def test_second_derivatives_are_an_error_not_a_zero():
     h, w2, prob, _, offsets = inputs(256, [256], k=8)
     (g,) = torch.autograd.grad(glu_linear(h, w2[:1], prob, offsets).sum(), h, create_graph=True)
     with pytest.raises(RuntimeError, match="glu_linear_backward"): torch.autograd.grad(g.sum(), h)
+
+
+@pytest.mark.parametrize("change, text", [
+    (dict(w2=rand(1, 8, 32)), r"w2.shape\[0\] = 1: must be L = 2"), (dict(bias=rand(1, 64)), r"bias.shape = \(1, 64\): must be \(2, 64\)"),
+    (dict(prob=rand(512, 1)), r"prob.shape = \(512, 1\): must be \(512,\)"), (dict(h=rand(500, 64), prob=rand(500)), "M = 500: must be a multiple of 256"),
+    (dict(h=rand(512, 96)), "h and w2 = "), (dict(w2=rand(2, 8, 32).float()), "w2.dtype = torch.float32: must be torch.float64"),
+    (dict(offsets=torch.tensor([256, 512])), "offsets = torch.int64"), (dict(offsets=torch.tensor([256, 768], dtype=torch.int32)), "at most M = 512"),
+    (dict(backend="banana"), "backend = 'banana'"),
+])
+def test_operator_refuses_in_the_forward(change, text):
+    call = dict(h=rand(512, 64), w2=rand(2, 8, 32), prob=rand(512), offsets=group_offsets([3, 100])) | change
+    with pytest.raises(ValueError, match=text): glu_linear(**call)
+
+
+def test_a_named_kernel_backend_does_not_pass_for_the_reference():
+    h, w2, prob, _, offsets = inputs(512, [10, 20])
+    y = glu_linear(h, w2, prob, offsets, backend="sm90")
+    with pytest.raises(ValueError, match="backend = 'sm90': must be one of 'auto', 'reference'"): y.sum().backward()
+
+
+def test_views_are_taken_and_give_the_same_gradients():
+    wide = rand(512, 128, dtype=torch.bfloat16)
+    w2, prob, offsets = rand(2, 8, 32, dtype=torch.bfloat16), rand(512, 2).sigmoid().float(), group_offsets([10, 20])
+    grads = []
+    for h, p in ((wide[:, 64:], prob[:, 1]), (wide[:, 64:].clone(), prob[:, 1].clone())):
+        h, p = h.detach().requires_grad_(), p.detach().requires_grad_()
+        glu_linear(h, w2, p, offsets).float().sum().backward()
+        grads.append((h.grad, p.grad))
+    assert torch.equal(grads[0][0], grads[1][0]) and torch.equal(grads[0][1], grads[1][1])
+
+
+def test_double_layer_is_double():
+    layer = MoEMLP(8, 32, 2, dtype=torch.float64).double()
+    x = rand(3, 8).requires_grad_()
+    assert not torch.equal(layer(x), layer(x).float().double())
+    assert gradcheck(layer, (x,), fast_mode=True)
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64], ids=str)
+def test_default_dtype_and_other_input_types(default):
+    layer, x = MoEMLP(32, 32, 2), rand(5, 32, dtype=torch.bfloat16)
+    torch.set_default_dtype(default)
+    try: layer(x).float().sum().backward()
+    finally: torch.set_default_dtype(torch.float32)
+    assert layer.w1.grad.isfinite().all()
+
+
+def test_autocast_does_not_lower_a_float32_layer():
+    layer, x = MoEMLP(32, 32, 2, dtype=torch.float32), rand(40, 32, dtype=torch.float32)
+    grads = []
+    for on in (False, True):
+        layer.zero_grad()
+        y = layer.experts(*fixed_rows(x))
+        with torch.autocast("cpu", torch.bfloat16, enabled=on): y.square().sum().backward()
+        grads.append(layer.w1.grad.clone())
+    assert torch.equal(*grads)
+
+
+def fixed_rows(x):
+    rows = torch.zeros(512, x.shape[1]); rows[:20], rows[256:276] = x[:20], x[20:]
+    return rows, torch.full((512,), 0.5), group_offsets([20, 20])
 
 
 def test_gradients_past_the_last_row_are_zero():

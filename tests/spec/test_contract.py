@@ -27,6 +27,10 @@ def no_b(call): return {k: v for k, v in call.items() if k not in ("b_tensor", "
 def zeros(*shape, dtype=torch.float32): return torch.zeros(*shape, dtype=dtype)
 
 
+def inference_zeros(*shape):
+    with torch.inference_mode(): return zeros(*shape)
+
+
 F8, U8, BF = torch.float8_e4m3fn, torch.uint8, torch.bfloat16
 
 ACCEPTED = {
@@ -80,7 +84,7 @@ R["mixed families"] = (bf16(b_tensor=zeros(N, K, L).to(F8)), "types of A and B",
 R["FP32 operands"] = (bf16(a_tensor=zeros(M, K, 1)), "types of A and B", "torch.float32", "BF16 and BF16", "Use BF16")
 R["A of rank 4"] = (bf16(a_tensor=zeros(M, K, 1, 1, dtype=BF)), "a_tensor", str((M, K, 1, 1)), "rank 3", "as_rank3")
 R["A with trailing 2"] = (bf16(a_tensor=zeros(M, K, 2, dtype=BF)), "a_tensor", str((M, K, 2)), "last size of 1", "as_rank3")
-R["A not contiguous"] = (bf16(a_tensor=zeros(K, M, dtype=BF).T[..., None]), "a_tensor.stride", "(1, 1024, 0)", "contiguous", ".contiguous()")
+R["A not contiguous"] = (bf16(a_tensor=zeros(K, M, dtype=BF).T[..., None]), "a_tensor.stride()", "(1, 1024, 1)", "contiguous", ".contiguous()")
 R["K of B"] = (bf16(b_tensor=dense_b(zeros(L, N, 64, dtype=BF))), "K of B", "64", "128", "share K")
 R["B in no major"] = (bf16(b_tensor=zeros(N, K, L, dtype=BF)), "b_tensor.stride", "(384, 3, 1)", "K-major or N-major", "dense_b")
 R["L of B"] = (bf16(b_tensor=dense_b(zeros(2, N, K, dtype=BF))), "b_tensor", str((N, K, 2)), "L = 3", "dense_b")
@@ -100,11 +104,11 @@ R["offset negative"] = (bf16(padded_offsets=torch.tensor([-256, 256, 768], dtype
 R["no experts"] = (bf16(padded_offsets=zeros(0, dtype=torch.int32), b_tensor=zeros(N, K, 0, dtype=BF), alpha_tensor=zeros(0), beta_tensor=zeros(0)), "number of experts", "0", "between 1 and 1024", "padded_offsets")
 R["alpha float64"] = (bf16(alpha_tensor=zeros(L, dtype=torch.float64)), "alpha_tensor.dtype", "float64", "float32", ".to(dtype)")
 R["alpha of another L"] = (bf16(alpha_tensor=zeros(2)), "alpha_tensor.shape", "(2,)", "(3,)", "follow from")
-R["alpha missing"] = (bf16(alpha_tensor=None), "alpha_tensor", "None", "shape (3,)", "specs")
+R["alpha missing"] = (bf16(alpha_tensor=None), "alpha_tensor", "None", "shape (3,)", "table of tensors")
 R["alpha on another device"] = (bf16(alpha_tensor=torch.empty(L, device="meta")), "alpha_tensor.device", "meta", "cpu", ".to(device)")
-R["beta missing"] = (bf16(beta_tensor=None), "beta_tensor", "None", "shape (3,)", "specs")
+R["beta missing"] = (bf16(beta_tensor=None), "beta_tensor", "None", "shape (3,)", "table of tensors")
 R["beta BF16"] = (bf16(beta_tensor=zeros(L, dtype=BF)), "beta_tensor.dtype", "bfloat16", "float32", ".to(dtype)")
-R["prob missing on BF16"] = (bf16(prob_tensor=None, dprob_tensor=None), "prob_tensor", "None", "a tensor", "specs")
+R["prob missing on BF16"] = (bf16(prob_tensor=None, dprob_tensor=None), "prob_tensor", "None", "a tensor", "table of tensors")
 R["prob (M, 1)"] = (bf16(prob_tensor=zeros(M, 1)), "prob_tensor.shape", "(1024, 1)", "(1024, 1, 1)", "follow from")
 R["prob BF16"] = (bf16(prob_tensor=zeros(M, 1, 1, dtype=BF)), "prob_tensor.dtype", "bfloat16", "float32", ".to(dtype)")
 R["dprob of another M"] = (bf16(dprob_tensor=zeros(512, 1, 1)), "dprob_tensor.shape", "(512, 1, 1)", "(1024, 1, 1)", "follow from")
@@ -133,13 +137,13 @@ R["sf_vec_size"] = (blockscaled(sf_vec_size=64), "sf_vec_size", "64", "16, 32", 
 R["vector_f32 an int"] = (bf16(vector_f32=1), "vector_f32", "1", "False, True", "bool")
 R["geglu_filter"] = (bf16(act_func="dgeglu", geglu_filter="masks"), "geglu_filter", "'masks'", "'mask', 'value'", "derivative")
 R["backend"] = (bf16(backend="cuda"), "backend", "'cuda'", "'reference'", "dglu info")
-R["tile M"] = (bf16(mma_tiler_mn=(64, 256)), "mma_tiler_mn", "(64, 256)", "128, 256", "default")
-R["tile N on BF16"] = (bf16(mma_tiler_mn=(128, 48)), "mma_tiler_mn", "(128, 48)", "{32, 64", "default")
-R["tile N block-scaled"] = (blockscaled(mma_tiler_mn=(128, 128)), "mma_tiler_mn", "(128, 128)", "{256}", "default")
-R["tile not a pair"] = (bf16(mma_tiler_mn=(256,)), "mma_tiler_mn", "(256,)", "pairs of ints", "(256, 256)")
+R["tile M"] = (bf16(mma_tiler_mn=(64, 256)), "mma_tiler_mn", "(64, 256)", "TILE_M 128 or 256", "default")
+R["tile N on BF16"] = (bf16(mma_tiler_mn=(128, 48)), "mma_tiler_mn", "(128, 48)", "TILE_N 32 or 64", "default")
+R["tile N block-scaled"] = (blockscaled(mma_tiler_mn=(128, 128)), "mma_tiler_mn", "(128, 128)", "TILE_N 256", "default")
+R["tile not a pair"] = (bf16(mma_tiler_mn=(256,)), "mma_tiler_mn", "(256,)", "a pair of ints", "default")
 R["cluster 3"] = (bf16(cluster_shape_mn=(2, 3)), "cluster_shape_mn", "(2, 3)", "powers of two", "None")
-R["cluster 32"] = (bf16(cluster_shape_mn=(32, 1)), "cluster_shape_mn", "(32, 1)", "up to 16", "None")
-R["cluster side 8 block-scaled"] = (blockscaled(cluster_shape_mn=(8, 1)), "cluster_shape_mn", "(8, 1)", "up to 4", "None")
+R["cluster 32"] = (bf16(cluster_shape_mn=(32, 1)), "cluster_shape_mn", "(32, 1)", "at most 16", "None")
+R["cluster side 8 block-scaled"] = (blockscaled(cluster_shape_mn=(8, 1)), "cluster_shape_mn", "(8, 1)", "at most 4", "None")
 R["cluster odd at 256"] = (bf16(cluster_shape_mn=(1, 1)), "cluster_shape_mn", "(1, 1)", "even", "(2, 1)")
 R["alpha NaN"] = (bf16(act_func="dgeglu", geglu_alpha=math.nan), "geglu_alpha", "nan", "positive finite", "1.702")
 R["alpha 0"] = (bf16(act_func="dgeglu", geglu_alpha=0.0), "geglu_alpha", "0.0", "positive finite", "1.702")
@@ -151,8 +155,8 @@ R["beta2 negative"] = (blockscaled(act_func="dsituglu", situ_beta2=-1.0), "situ_
 R["clamp that dswiglu ignores"] = (bf16(glu_clamp_max=10.0), "glu_clamp_max", "10.0", "default (7.0)", "'dgeglu'")
 R["beta1 that dgeglu ignores"] = (blockscaled(act_func="dgeglu", situ_beta1=2.0), "situ_beta1", "2.0", "default (4.0)", "'dsituglu'")
 R["offset that dswiglu ignores"] = (bf16(linear_offset=1.0), "linear_offset", "1.0", "default (None)", "'dgeglu'")
-R["FP8 without sfa"] = (blockscaled(sfa_tensor=None), "sfa_tensor", "None", "a tensor", "specs")
-R["FP8 without sfb"] = (blockscaled(sfb_tensor=None), "sfb_tensor", "None", "shape (32, 4, 1", "specs")
+R["FP8 without sfa"] = (blockscaled(sfa_tensor=None), "sfa_tensor", "None", "a tensor", "table of tensors")
+R["FP8 without sfb"] = (blockscaled(sfb_tensor=None), "sfb_tensor", "None", "shape (32, 4, 1", "table of tensors")
 R["scale dtype"] = (blockscaled(sfa_tensor=pack_sf(zeros(M, 4, dtype=U8))), "scale factors' type", "uint8", "float8_e8m0fnu", "quantize")
 R["scale dtypes differ"] = (blockscaled("nvfp4", sfb_tensor=pack_sf(zeros(L, N, 8, dtype=U8).view(torch.float8_e8m0fnu))), "sfb_tensor.dtype", "float8_e8m0fnu", "float8_e4m3fn", ".to(dtype)")
 R["E4M3 scales with 32"] = (blockscaled("nvfp4", sf_vec_size=32), "sf_vec_size", "32", "16 with E4M3", "E8M0")
@@ -169,6 +173,17 @@ R["norm_const of two"] = (blockscaled(norm_const_tensor=torch.ones(2)), "norm_co
 R["three experts, single group"] = (blockscaled(use_single_group_runtime_offsets=True), "use_single_group_runtime_offsets", "True", "3 experts", "one expert")
 R["sfa of another shape"] = (blockscaled(sfa_tensor=empty_sf(M, 256, 32, dtype=torch.float8_e8m0fnu)), "sfa_tensor.shape", "(32, 4, 8, 4, 2, 1)", "(32, 4, 8, 4, 1, 1)", "follow from")
 R["sfa contiguous"] = (blockscaled(sfa_tensor=blockscaled()["sfa_tensor"].view(U8).contiguous().view(torch.float8_e8m0fnu)), "sfa_tensor.stride", "(128, 32, 4, 1", "atom", "pack_sf")
+R["tile an int"] = (bf16(mma_tiler_mn=256), "mma_tiler_mn", "256", "a pair of ints", "default")
+R["n of another size"] = (bf16(n=999), "n", "999", "64, as b_tensor is", "dense weights")
+R["b_dtype of another type"] = (bf16(b_dtype=F8), "b_dtype", "float8_e4m3fn", "bfloat16, as b_tensor is", "dense weights")
+R["n a string"] = (discrete(n="32"), "n", "'32'", "two ints", "how large")
+R["sfb_ptrs with dense weights"] = (blockscaled(sfb_ptrs=zeros(L, dtype=torch.int64)), "sfb_ptrs", "a tensor", "None, as the weights are dense", "Drop it")
+R["generate_dbias a tensor"] = (bf16(generate_dbias=torch.tensor(True)), "generate_dbias", "tensor(True)", "False, True", "bool")
+R["validate a string"] = (bf16(validate="yes"), "validate", "'yes'", "None, True, False", "free")
+R["half experts as BF16"] = (discrete(b_ptrs=expert_pointers([zeros(N, K, dtype=torch.float16) for _ in range(L)])), "ptrs[0]", "float16", "bfloat16", "convert")
+R["transposed experts"] = (discrete(b_ptrs=expert_pointers([zeros(K, N, dtype=BF) for _ in range(L)])), "ptrs[0]", str((K, N)), str((N, K)), "n and K")
+R["N-major experts read K-major"] = (discrete(b_ptrs=expert_pointers([zeros(K, N, dtype=BF).T for _ in range(L)])), "ptrs[0]", "(1, 64)", "'k'", "other major")
+R["output made in inference mode"] = (bf16(dprob_tensor=inference_zeros(M, 1, 1)), "dprob_tensor", "inference mode", "can be written", ".clone()")
 R["alias D over C"] = (bf16(dprob_tensor=(shared := zeros(M, 1, 1)), prob_tensor=shared), "dprob_tensor", "prob_tensor uses too", "memory of its own", "Allocate")
 R["activation_out in FP8"] = (bf16(activation_out=zeros(M, N, 1).to(F8)), "activation_out.dtype", "float8_e4m3fn", "bfloat16", ".to(dtype)")
 R["activation_out of another N"] = (bf16(activation_out=zeros(M, 2 * N, 1)), "activation_out.shape", "(1024, 128, 1)", "(1024, 64, 1)", "follow from")
@@ -215,6 +230,39 @@ def test_validation_can_be_turned_off_and_reads_offsets_by_default():
     check_values(None, {}, validate=False)
 
 
+def test_a_call_is_refused_or_not_whatever_came_before_it():
+    for first, second in ((True, 1), (1, True)):
+        from dglu.api import make_config
+        from dglu.contract import describe
+        make_config.cache_clear(); describe.cache_clear()
+        for value in (first, second):
+            if value is True: dglu(bf16(vector_f32=True))
+            else:
+                with pytest.raises(ValueError, match="vector_f32 = 1"): dglu(bf16(vector_f32=1))
+
+
+def test_outputs_carry_no_graph_and_autocast_changes_nothing():
+    call = bf16(d_dtype=torch.float32)
+    want = dglu(call)
+    learns = bf16(d_dtype=torch.float32)
+    for key in ("a_tensor", "b_tensor", "c_tensor", "prob_tensor", "alpha_tensor"): learns[key].requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16): got = dglu(learns)
+    for x, y in zip(want, got):
+        assert x is y is None or not y.requires_grad and torch.equal(x[:768], y[:768])
+
+
+def test_an_output_over_an_experts_memory_is_refused():
+    memory = zeros(M * 2 * N, dtype=BF)
+    experts = [memory[i * N * K:(i + 1) * N * K].view(N, K) for i in range(L)]
+    with pytest.raises(ValueError, match=r"b_ptrs\[\d\] uses too|b_ptrs\[\d\] = memory"):
+        dglu(discrete(b_ptrs=expert_pointers(experts), activation_out=memory[:M * N].view(M, N, 1)))
+
+
+def test_meta_tensors_are_described_but_not_run():
+    with pytest.raises(ValueError, match="tensors' device = meta"):
+        dglu({k: v.to("meta") if torch.is_tensor(v) else v for k, v in bf16().items()})
+
+
 # dsReLU ------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -228,7 +276,7 @@ def test_dsrelu_accepted(fmt, role):
     (dict(discrete_col_sfd=False), "discrete_col_sfd = False", "True for dsReLU"),
     (dict(c_role="c"), "c_role = 'c'", "'upstream', 'preactivation'"),
     (dict(c_tensor=zeros(M, 2 * N, 1)), "c_tensor.shape = (1024, 128, 1)", "(1024, 64, 1)"),
-    (dict(mma_tiler_mn=(256, 64)), "mma_tiler_mn = (256, 64)", "128, 256"),
+    (dict(mma_tiler_mn=(256, 64)), "mma_tiler_mn = (256, 64)", "TILE_N 128 or 256"),
     (dict(a_tensor=zeros(M, K, 1, dtype=BF), b_tensor=dense_b(zeros(L, N, K, dtype=BF))), "A's type = torch.bfloat16", "FP8 or FP4"),
 ])
 def test_dsrelu_refused(changes, argument, allowed):

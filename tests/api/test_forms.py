@@ -3,7 +3,7 @@ import inspect
 
 import pytest
 import torch
-from calls import FORMATS, K, L, M, N, bf16, blockscaled
+from calls import FORMATS, L, M, N, bf16, blockscaled
 
 import dglu
 from dglu import GroupedGemmDgluSm100, TupleDict, expert_pointers, grouped_gemm_dglu_wrapper_sm100, grouped_gemm_dsrelu_wrapper_sm100

@@ -117,7 +117,7 @@ def api_arguments(act: Activation) -> dict:
     return dict(act_func="dgeglu", geglu_alpha=act.alpha, glu_clamp_max=act.clamp_max, glu_clamp_min=act.clamp_min,
                 linear_offset=act.offset, geglu_filter="mask")
 
-# %% ../nbs/api/31_torch.ipynb #267d5fee
+# %% ../nbs/api/31_torch.ipynb #91f9e77f
 def config_for(act: Activation) -> Config:
     "The configuration that an activation stands for, without the BF16 contract's restriction."
     given = api_arguments(act)
@@ -128,7 +128,8 @@ def wide_gradients(dy, c, w2, prob, offsets, act, with_bias, activation) -> tupl
     "As `glu_gradients`, for float32 and float64, through the reference."
     (experts, k, n), m, like = w2.shape, c.shape[0], dict(dtype=torch.promote_types(dy.dtype, torch.float32), device=dy.device)
     t = dict(a=dy[..., None], b=w2.permute(2, 1, 0), c=c[..., None], prob=prob.view(m, 1, 1), padded_offsets=offsets,
-             alpha=torch.ones(experts, **like), beta=torch.ones(experts, **like), d_row=torch.zeros_like(c)[..., None], dprob=torch.zeros(m, 1, 1, **like),
+             alpha=torch.ones(experts, **like), beta=torch.ones(experts, **like),
+             d_row=torch.zeros_like(c)[..., None], dprob=torch.zeros(m, 1, 1, **like),
              dbias=torch.zeros(experts, 2 * n, 1, **like), activation_out=activation[..., None])
     outputs = frozenset(("d_row", "dprob", "activation_out", *(("dbias",) if with_bias else ())))
     problem = Problem(config_for(act), "bf16", "dense", m, n, k, experts, dy.dtype, c.dtype, c.dtype, None, "n", outputs, True, dy.device)

@@ -39,7 +39,7 @@ def test_dense_b_is_a_k_major_view():
     (torch.empty_strided((1, 1), (77, 55)), "k"),
     (torch.zeros(3, 4, 6).permute(1, 2, 0), "k"),
     (torch.zeros(3, 6, 4).permute(2, 1, 0), "n"),
-], ids=str)
+], ids=lambda x: x if isinstance(x, str) else f"{tuple(x.shape)} by {x.stride()}")
 def test_major(b, major):
     assert major_of(b) == major
 

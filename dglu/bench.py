@@ -157,7 +157,7 @@ def validation_microseconds(calls: int = 2000) -> dict:
              "cold": seconds_of(lambda: validate_call(arguments), 50, lambda: forget() or ())}
     return {name: {key: 1e6 * t for key, t in both.items()} for name, both in times.items()}
 
-# %% ../nbs/results/40_bench.ipynb #364200d9
+# %% ../nbs/results/40_bench.ipynb #7a5e3aeb
 def machine_words() -> str:
     "This machine, without its name."
     return f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}"
@@ -167,7 +167,8 @@ def run_bench(machine: str | None = None,  # in words
               runs: int = 5, calls: int = 2000, **size: int) -> dict:
     "Measure everything on this page."
     return {"machine": machine or machine_words(), "date": datetime.date.today().isoformat(), "python": platform.python_version(),
-            "torch": torch.__version__, "threads": torch.get_num_threads(), "imports_s": {name: import_seconds(c, runs) for name, c in IMPORTS.items()},
+            "torch": torch.__version__, "threads": torch.get_num_threads(),
+            "imports_s": {name: import_seconds(c, runs) for name, c in IMPORTS.items()},
             "layer_s": layer_seconds(runs, **size), "memory_bytes": memory_bytes(**size), "validation_us": validation_microseconds(calls)}
 
 # %% ../nbs/results/40_bench.ipynb #a73fe43d

@@ -160,7 +160,7 @@ def follow(out: Console, steps: int):  # -> Progress, and a function of (backwar
         if not out.is_terminal and step % 10 == 0: out.print(f"{backward:8} step {step:3} of {steps}   loss {loss:.4f}")
     return bar, on_step
 
-# %% ../nbs/api/35_cli.ipynb #d4dc384d
+# %% ../nbs/api/35_cli.ipynb #f2025452
 def losses_of(result) -> Table:  # dglu.demo.DemoResult
     "First and last losses, and times, of both runs."
     runs, table = (result.autograd, result.dglu), table_of("Two runs from one start", "", "torch autograd", "dglu")
@@ -171,7 +171,7 @@ def losses_of(result) -> Table:  # dglu.demo.DemoResult
 
 def gradients_of(result) -> Table:
     "Relative gradient differences at the first step."
-    table = table_of("Largest relative difference of gradients, first step", "parameter", "dglu to autograd", "autograd to float64", "dglu to float64")
+    table = table_of("Relative differences of gradients, first step", "parameter", "dglu to autograd", "autograd to float64", "dglu to float64")
     for name, *gaps in result.gradient_rows(): table.add_row(name, *(f"{gap:.1e}" for gap in gaps))
     return table
 

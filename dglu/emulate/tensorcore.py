@@ -218,11 +218,12 @@ def mma_read(plan: MmaPlan, smems: list[np.ndarray], tmems: list[np.ndarray], *,
         out.append(row)
     return out
 
-# %% ../../nbs/machine/13b_tensorcore.ipynb #29b87730
+# %% ../../nbs/machine/13b_tensorcore.ipynb #4786a09e
 def to_zero(x: np.ndarray, fmt) -> np.ndarray:  # float64 -> fmt
     "Rounds toward zero."
     r = x.astype(fmt)
-    return np.where(np.abs(r.astype(np.float64)) > np.abs(x), np.nextafter(r, fmt(0)), r)
+    r.view(f"u{r.itemsize}")[...] -= np.abs(r) > np.abs(x)  # one step down in magnitude where the rounding went up
+    return r
 
 
 def _combine(plan: MmaPlan, old: np.ndarray, product: np.ndarray, rounding: str) -> np.ndarray:  # old uint32, product like it

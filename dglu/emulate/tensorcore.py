@@ -6,14 +6,23 @@
 __all__ = ['LANES', 'COLUMNS', 'Part', 'd_parts', 'region', 'MmaPlan', 'scales_along_k', 'mma_plan', 'scale_factors', 'mma_read',
            'to_zero', 'mma_write', 'mma_execute']
 
-# %% ../../nbs/machine/13b_tensorcore.ipynb #5076e3b1
+# %% ../../nbs/machine/13b_tensorcore.ipynb #644b031f
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
 
 from .numbers import values
-from .operands import InstrDesc, SmemDesc, decode_instr_desc, decode_smem_desc, operand_bytes, operand_pieces, storage_bits, to_float
+from dglu.emulate.operands import (
+    InstrDesc,
+    SmemDesc,
+    decode_instr_desc,
+    decode_smem_desc,
+    operand_bytes,
+    operand_pieces,
+    storage_bits,
+    to_float,
+)
 from .tma import need
 
 # %% ../../nbs/machine/13b_tensorcore.ipynb #6df7e05b
@@ -48,7 +57,7 @@ def region(tmem: np.ndarray, part: Part, column: int, width: int) -> np.ndarray:
         return tmem.reshape(4, 32, -1)[:, part.lane:part.lane + 16, column:column + width]
     return tmem[part.lane:part.lane + part.rows, column:column + width]
 
-# %% ../../nbs/machine/13b_tensorcore.ipynb #22d95220
+# %% ../../nbs/machine/13b_tensorcore.ipynb #8b546193
 @dataclass(frozen=True)
 class MmaPlan:
     "One tcgen05.mma, checked; in a pair both CTAs use the same addresses, each in its own memories."
@@ -78,7 +87,11 @@ class MmaPlan:
     @cached_property
     def a_smem(self) -> np.ndarray | None:  # byte addresses of the 16-byte pieces of shared memory read in each CTA
         i = self.idesc
-        return None if isinstance(self.a, int) else operand_pieces(self.a, i.a_major, self.a_rows, i.k, storage_bits(i.a_type, i.kind)).ravel() << 4
+        return (
+            None
+            if isinstance(self.a, int)
+            else operand_pieces(self.a, i.a_major, self.a_rows, i.k, storage_bits(i.a_type, i.kind)).ravel() << 4
+        )
 
     @cached_property
     def b_smem(self) -> np.ndarray:
@@ -109,20 +122,40 @@ class MmaPlan:
     def sfb_cols(self) -> slice | None:
         return self.scales and slice(self.scales[1], self.scales[1] + -(-self.idesc.n // 32))
 
-# %% ../../nbs/machine/13b_tensorcore.ipynb #9246f203
-def scales_along_k(kind: str, qualifier: str | None) -> int:  # qualifier without the leading dot: "scale_vec::2X", "block32", or None
+# %% ../../nbs/machine/13b_tensorcore.ipynb #9eb6eddd
+def scales_along_k(
+    kind: str, qualifier: str | None
+) -> int:  # qualifier without the leading dot: "scale_vec::2X", "block32", or None
     "Scale factors along K of a block-scaled MMA."
-    table = {"mxf8f6f4": {None: 1, "scale_vec::1X": 1, "block32": 1}, "mxf4": {None: 2, "scale_vec::2X": 2, "block32": 2},
-             "mxf4nvf4": {"scale_vec::2X": 2, "scale_vec::4X": 4, "block32": 2, "block16": 4}}
-    need(kind in table and qualifier in table[kind], f"kind::{kind}: scale vector", qualifier, f"must be among {[*table.get(kind, ())]}")
+    table = {
+        "mxf8f6f4": {None: 1, "scale_vec::1X": 1, "block32": 1},
+        "mxf4": {None: 2, "scale_vec::2X": 2, "block32": 2},
+        "mxf4nvf4": {"scale_vec::2X": 2, "scale_vec::4X": 4, "block32": 2, "block16": 4},
+    }
+    need(
+        kind in table and qualifier in table[kind],
+        f"kind::{kind}: scale vector",
+        qualifier,
+        f"must be among {[*table.get(kind, ())]}",
+    )
     return table[kind][qualifier]
 
 
 def _tmem(name: str, addr: int, width: int, lanes: tuple[int, ...] = (0,)) -> tuple[int, int]:
     "(lane, column) of a tensor-memory address, checked."
     lane, col = addr >> 16 & 0x3FFF, addr & 0xFFFF
-    need(lane in lanes, f"tcgen05.mma: lane of {name}", lane, f"must be {' or '.join(map(str, lanes))} (address {addr:#x})")
-    need(col + width <= COLUMNS, f"tcgen05.mma: columns of {name}", f"[{col}, {col + width})", f"tensor memory has {COLUMNS}")
+    need(
+        lane in lanes,
+        f"tcgen05.mma: lane of {name}",
+        lane,
+        f"must be {' or '.join(map(str, lanes))} (address {addr:#x})",
+    )
+    need(
+        col + width <= COLUMNS,
+        f"tcgen05.mma: columns of {name}",
+        f"[{col}, {col + width})",
+        f"tensor memory has {COLUMNS}",
+    )
     return lane, col
 
 
@@ -140,37 +173,83 @@ def mma_plan(kind: str, cta_group: int, idesc: int,  # 32 bits
     mx = kind.startswith("mx")
     ms = {1: (128,) if mx else (64, 128), 2: (128, 256)}[cta_group]
     step = 8 if (i.m, cta_group) == (64, 1) else 16
-    need(i.m in ms, f"tcgen05.mma: M for cta_group::{cta_group}, kind::{kind}", i.m, f"must be {' or '.join(map(str, ms))}")
+    need(
+        i.m in ms,
+        f"tcgen05.mma: M for cta_group::{cta_group}, kind::{kind}",
+        i.m,
+        f"must be {' or '.join(map(str, ms))}",
+    )
     need(0 < i.n <= 256 and i.n % step == 0, "tcgen05.mma: N", i.n, f"must be a multiple of {step} up to 256")
-    need(mx == (scale_vec is not None), f"tcgen05.mma: scale vector for kind::{kind}", scale_vec, "block-scaled kinds need one, others have none")
-    need(0 <= scale_d < 16 and (not scale_d or kind in ("f16", "tf32")), "tcgen05.mma: scale-input-d", scale_d, "must be 0 to 15, in kinds f16 and tf32")
-    need(disable_lanes is None or len(disable_lanes) == 4 * cta_group, "tcgen05.mma: disable-output-lane words", disable_lanes and len(disable_lanes),
-         f"must be {4 * cta_group}")
+    need(
+        mx == (scale_vec is not None),
+        f"tcgen05.mma: scale vector for kind::{kind}",
+        scale_vec,
+        "block-scaled kinds need one, others have none",
+    )
+    need(
+        0 <= scale_d < 16 and (not scale_d or kind in ("f16", "tf32")),
+        "tcgen05.mma: scale-input-d",
+        scale_d,
+        "must be 0 to 15, in kinds f16 and tf32",
+    )
+    need(
+        disable_lanes is None or len(disable_lanes) == 4 * cta_group,
+        "tcgen05.mma: disable-output-lane words",
+        disable_lanes and len(disable_lanes),
+        f"must be {4 * cta_group}",
+    )
     halves = 2 if (i.m, cta_group) == (128, 2) else 1
     lane, d_col = _tmem("D", d_taddr, i.n // halves, (0, 16) if i.m == 64 else (0,))
     scales = None
     if mx:
-        scales = (_tmem("scale factors of A", sfa_taddr, -(-i.m // cta_group // 32))[1], _tmem("scale factors of B", sfb_taddr, -(-i.n // 32))[1], scale_vec)
+        scales = (
+            _tmem("scale factors of A", sfa_taddr, -(-i.m // cta_group // 32))[1],
+            _tmem("scale factors of B", sfb_taddr, -(-i.n // 32))[1],
+            scale_vec,
+        )
         ids = {1: (0, 1, 2, 3), 2: (0, 2), 4: (0,)}[scale_vec]
-        need(i.a_sf_id in ids and i.b_sf_id in ids, "tcgen05.mma: scale factor ids of A, B", (i.a_sf_id, i.b_sf_id), f"must be among {ids} for {scale_vec} along K")
+        need(
+            i.a_sf_id in ids and i.b_sf_id in ids,
+            "tcgen05.mma: scale factor ids of A, B",
+            (i.a_sf_id, i.b_sf_id),
+            f"must be among {ids} for {scale_vec} along K",
+        )
     if a_in_tmem:
         need(i.a_major == "K", "tcgen05.mma: transpose of A in tensor memory", 1, "must be 0")
         a = _tmem("A", a, i.k * storage_bits(i.a_type, kind) // 32, (lane,))[1]
-    return MmaPlan(i, cta_group, a if a_in_tmem else decode_smem_desc(a), decode_smem_desc(b_desc), d_col, d_parts(i.m, i.n, cta_group, lane), bool(enable_d),
-                   scale_d, disable_lanes, scales)
+    return MmaPlan(
+        i,
+        cta_group,
+        a if a_in_tmem else decode_smem_desc(a),
+        decode_smem_desc(b_desc),
+        d_col,
+        d_parts(i.m, i.n, cta_group, lane),
+        bool(enable_d),
+        scale_d,
+        disable_lanes,
+        scales,
+    )
 
-# %% ../../nbs/machine/13b_tensorcore.ipynb #689b50db
+# %% ../../nbs/machine/13b_tensorcore.ipynb #84d214ce
 def scale_factors(tmem: np.ndarray,    # uint32 (128, 512)
                   col: int, sf_id: int, rows: int, per_k: int, fmt: str,
                   quarters: tuple[int, ...],  # which 32-lane quarters need a copy
                   name: str) -> np.ndarray:   # float32 (rows, per_k)
     "Scale factors from tensor memory (PTX ISA 9.7.16.10.7.2 and .3)."
     cols = -(-rows // 32)
-    words = np.ascontiguousarray(tmem[:, col:col + cols]).view(np.uint8).reshape(4, 32, cols, 4)[..., sf_id:sf_id + per_k]
+    words = (
+        np.ascontiguousarray(tmem[:, col : col + cols])
+        .view(np.uint8)
+        .reshape(4, 32, cols, 4)[..., sf_id : sf_id + per_k]
+    )
     flat = words.transpose(0, 2, 1, 3).reshape(4, cols * 32, per_k)[:, :rows]
     for q in quarters[1:]:
-        need((flat[q] == flat[quarters[0]]).all(), f"tcgen05.mma: scale factors of {name} in lanes {32 * q} to {32 * q + 31}",
-             "different", f"must repeat those in lanes {32 * quarters[0]} to {32 * quarters[0] + 31}")
+        need(
+            (flat[q] == flat[quarters[0]]).all(),
+            f"tcgen05.mma: scale factors of {name} in lanes {32 * q} to {32 * q + 31}",
+            "different",
+            f"must repeat those in lanes {32 * quarters[0]} to {32 * quarters[0] + 31}",
+        )
     table = values("ue8m0") if fmt == "ue8m0" else values("e4m3")[np.arange(256) & 127]
     return table[flat[quarters[0]]]
 
@@ -180,10 +259,12 @@ def _scale_a(plan: MmaPlan, tmem: np.ndarray, part: Part) -> np.ndarray:
     col, _, per_k = plan.scales
     row = np.arange(part.rows)
     word = tmem[part.lanes // 32 * 32 + row % 32, col + row // 32]
-    byte = word[:, None] >> np.uint32(8) * np.arange(plan.idesc.a_sf_id, plan.idesc.a_sf_id + per_k, dtype=np.uint32) & np.uint32(255)
+    byte = word[:, None] >> np.uint32(8) * np.arange(
+        plan.idesc.a_sf_id, plan.idesc.a_sf_id + per_k, dtype=np.uint32
+    ) & np.uint32(255)
     return (values("ue8m0") if plan.idesc.scale_type == "ue8m0" else values("e4m3")[np.arange(256) & 127])[byte]
 
-# %% ../../nbs/machine/13b_tensorcore.ipynb #b229c4ec
+# %% ../../nbs/machine/13b_tensorcore.ipynb #06be3212
 def _matrix_a(plan: MmaPlan, smem: np.ndarray, tmem: np.ndarray, part: Part) -> np.ndarray:  # float32 (rows, k)
     i = plan.idesc
     bits = storage_bits(i.a_type, i.kind)
@@ -193,8 +274,15 @@ def _matrix_a(plan: MmaPlan, smem: np.ndarray, tmem: np.ndarray, part: Part) -> 
     return to_float(operand_bytes(smem, plan.a, i.a_major, plan.a_rows, i.k, bits), i.a_type, i.kind)
 
 
-def mma_read(plan: MmaPlan, smems: list[np.ndarray], tmems: list[np.ndarray], *, precision=np.float64) -> list[list[np.ndarray]]:
-    "The read half: A, B and scales become a product for each CTA and part. smems, tmems: one for each CTA of the group, the even one first."
+_POOL: dict[
+    tuple, list[np.ndarray]
+] = {}  # buffers for products, handed back by mma_write: fresh pages cost more than the product
+
+
+def mma_read(
+    plan: MmaPlan, smems: list[np.ndarray], tmems: list[np.ndarray], *, precision=np.float64
+) -> list[list[np.ndarray]]:
+    "The read half: A, B and scales become a product for each CTA and part. One smem, tmem for each CTA, the even first."
     i = plan.idesc
     bits = storage_bits(i.b_type, i.kind)
     b = [to_float(operand_bytes(s, plan.b, i.b_major, plan.b_rows, i.k, bits), i.b_type, i.kind) for s in smems]
@@ -210,15 +298,20 @@ def mma_read(plan: MmaPlan, smems: list[np.ndarray], tmems: list[np.ndarray], *,
             if plan.scales:
                 per_k = plan.scales[2]
                 quarters = tuple(sorted(set((part.lanes // 32).tolist())))
-                sb = scale_factors(tmems[r], plan.scales[1], i.b_sf_id, i.n, per_k, i.scale_type, quarters, "B")[part.n0:part.n1]
+                sb = scale_factors(tmems[r], plan.scales[1], i.b_sf_id, i.n, per_k, i.scale_type, quarters, "B")[
+                    part.n0 : part.n1
+                ]
                 x = (x.reshape(part.rows, per_k, -1) * _scale_a(plan, tmems[r], part)[..., None]).reshape(part.rows, -1)
                 y = (y.reshape(len(y), per_k, -1) * sb[..., None]).reshape(len(y), -1)
+            pool = _POOL.setdefault((len(x), len(y), precision), [])
+            product = pool.pop() if pool else np.empty((len(x), len(y)), precision)
             with np.errstate(all="ignore"):
-                row.append((x @ y.T) * sign if sign < 0 else x @ y.T)
+                np.matmul(x * sign if sign < 0 else x, y.T, out=product)
+            row.append(product)
         out.append(row)
     return out
 
-# %% ../../nbs/machine/13b_tensorcore.ipynb #4786a09e
+# %% ../../nbs/machine/13b_tensorcore.ipynb #1f2f4f72
 def to_zero(x: np.ndarray, fmt) -> np.ndarray:  # float64 -> fmt
     "Rounds toward zero."
     r = x.astype(fmt)
@@ -226,7 +319,9 @@ def to_zero(x: np.ndarray, fmt) -> np.ndarray:  # float64 -> fmt
     return r
 
 
-def _combine(plan: MmaPlan, old: np.ndarray, product: np.ndarray, rounding: str) -> np.ndarray:  # old uint32, product like it
+def _combine(
+    plan: MmaPlan, old: np.ndarray, product: np.ndarray, rounding: str
+) -> np.ndarray:  # old uint32, product like it
     dt = plan.idesc.d_type
     if dt == "s32":
         s = product.astype(np.int64) + (old.view(np.int32) if plan.enable_d else 0)
@@ -240,17 +335,26 @@ def _combine(plan: MmaPlan, old: np.ndarray, product: np.ndarray, rounding: str)
     return r.view(np.uint32) if dt == "f32" else r.view(np.uint16).astype(np.uint32)
 
 
-def mma_write(plan: MmaPlan, products: list[list[np.ndarray]], tmems: list[np.ndarray], *, rounding: str = "nearest") -> None:
-    "The write half: accumulates into D in tensor memory, in place. rounding: nearest or truncate."
+def mma_write(
+    plan: MmaPlan, products: list[list[np.ndarray]], tmems: list[np.ndarray], *, rounding: str = "nearest"
+) -> None:
+    "The write half: accumulates into D in tensor memory and consumes products. rounding: nearest or truncate."
     need(rounding in ("nearest", "truncate"), "tcgen05.mma: rounding", rounding, "must be nearest or truncate")
-    fast = plan.idesc.d_type == "f32" and rounding == "nearest" and not plan.scale_d and not (plan.disable_lanes and any(plan.disable_lanes))
+    fast = (
+        plan.idesc.d_type == "f32"
+        and rounding == "nearest"
+        and not plan.scale_d
+        and not (plan.disable_lanes and any(plan.disable_lanes))
+    )
     with np.errstate(all="ignore"):
         for r, row in enumerate(products):
             for part, product in zip(plan.parts, row):
                 d = region(tmems[r], part, plan.d_col, part.n1 - part.n0)
                 if fast:  # one pass, no temporaries
                     f = d.view(np.float32)
-                    np.add(product.reshape(d.shape), f, out=f, casting="unsafe") if plan.enable_d else np.copyto(f, product.reshape(d.shape), casting="unsafe")
+                    flat = product.reshape(d.shape)
+                    np.add(flat, f, out=f, casting="unsafe") if plan.enable_d else np.copyto(f, flat, casting="unsafe")
+                    _POOL[(*product.shape, product.dtype.type)].append(product)
                     continue
                 new = _combine(plan, d, product.reshape(d.shape), rounding)
                 if plan.disable_lanes is not None and any(plan.disable_lanes):
@@ -258,8 +362,11 @@ def mma_write(plan: MmaPlan, products: list[list[np.ndarray]], tmems: list[np.nd
                     off = (words[part.lanes // 32] >> (part.lanes % 32).astype(np.uint32) & 1).astype(bool)
                     new = np.where(off.reshape(*d.shape[:-1], 1), d, new)
                 d[...] = new
+                _POOL[(*product.shape, product.dtype.type)].append(product)
 
 
-def mma_execute(plan: MmaPlan, smems: list[np.ndarray], tmems: list[np.ndarray], *, rounding: str = "nearest", precision=np.float64) -> None:
+def mma_execute(
+    plan: MmaPlan, smems: list[np.ndarray], tmems: list[np.ndarray], *, rounding: str = "nearest", precision=np.float64
+) -> None:
     "Both halves at once."
     mma_write(plan, mma_read(plan, smems, tmems, precision=precision), tmems, rounding=rounding)

@@ -16,15 +16,26 @@ from .operands import decode_smem_desc, piece_index
 from .tensorcore import COLUMNS
 from .tma import need, take
 
-# %% ../../nbs/machine/13c_tmem.ipynb #3e9afb2c
-REGISTERS = {"32x32b": (1, 128), "16x64b": (1, 128), "16x128b": (2, 64), "16x256b": (4, 32), "16x32bx2": (1, 128)}  # for each .x, largest .x
+# %% ../../nbs/machine/13c_tmem.ipynb #fe01503f
+REGISTERS = {
+    "32x32b": (1, 128),
+    "16x64b": (1, 128),
+    "16x128b": (2, 64),
+    "16x256b": (4, 32),
+    "16x32bx2": (1, 128),
+}  # for each .x, largest .x
 
 
 def registers(shape: str, num: int) -> int:
     "32-bit registers of a thread (PTX ISA table 49)."
     need(shape in REGISTERS, "tcgen05.ld/st: shape", shape, f"must be one of {sorted(REGISTERS)}")
     each, most = REGISTERS[shape]
-    need(num in (1, 2, 4, 8, 16, 32, 64, 128) and num <= most, f"tcgen05.ld/st.{shape}: .x", num, f"must be a power of two up to {most}")
+    need(
+        num in (1, 2, 4, 8, 16, 32, 64, 128) and num <= most,
+        f"tcgen05.ld/st.{shape}: .x",
+        num,
+        f"must be a power of two up to {most}",
+    )
     return each * num
 
 
@@ -33,9 +44,12 @@ def _shape_map(shape: str, num: int, split: int, pack: bool) -> tuple[np.ndarray
     "Lane and column, from the address, of (register, thread); (register, half, thread) if packed."
     r, t = np.ogrid[:registers(shape, num), :32]
     lane, col = {
-        "32x32b": lambda: (t, r), "16x64b": lambda: (t // 4 + 8 * (t % 2), t // 2 % 2 + 2 * r),
-        "16x128b": lambda: (t // 4 + 8 * (r % 2), t % 4 + 4 * (r // 2)), "16x256b": lambda: (t // 4 + 8 * (r // 2 % 2), 2 * (t % 4) + r % 2 + 8 * (r // 4)),
-        "16x32bx2": lambda: (t % 16, r)}[shape]()
+        "32x32b": lambda: (t, r),
+        "16x64b": lambda: (t // 4 + 8 * (t % 2), t // 2 % 2 + 2 * r),
+        "16x128b": lambda: (t // 4 + 8 * (r % 2), t % 4 + 4 * (r // 2)),
+        "16x256b": lambda: (t // 4 + 8 * (r // 2 % 2), 2 * (t % 4) + r % 2 + 8 * (r // 4)),
+        "16x32bx2": lambda: (t % 16, r),
+    }[shape]()
     lane, col = np.broadcast_arrays(lane, col * (2 if pack else 1))
     if shape == "16x32bx2":
         col = col + t // 16 * split
@@ -43,39 +57,60 @@ def _shape_map(shape: str, num: int, split: int, pack: bool) -> tuple[np.ndarray
         return np.stack([lane, lane], 1), np.stack([col, col + 1], 1)
     return lane, col
 
-# %% ../../nbs/machine/13c_tmem.ipynb #4b1aded0
-def ld_map(shape: str, num: int, addr: int, warp: int,  # addr: lane << 16 | column; warp: its index in the CTA
-           split: int = 0,                              # immHalfSplitoff of 16x32bx2, in columns
-           pack: bool = False,                          # .pack::16b or .unpack::16b
-           ) -> tuple[np.ndarray, np.ndarray]:          # lanes and columns (registers, 32), or (registers, 2, 32) if packed
+# %% ../../nbs/machine/13c_tmem.ipynb #fc742acd
+def ld_map(
+    shape: str,
+    num: int,
+    addr: int,
+    warp: int,  # addr: lane << 16 | column; warp: its index in the CTA
+    split: int = 0,  # immHalfSplitoff of 16x32bx2, in columns
+    pack: bool = False,  # .pack::16b or .unpack::16b
+) -> tuple[np.ndarray, np.ndarray]:  # lanes and columns (registers, 32), or (registers, 2, 32) if packed
     "What each register of each thread is in tensor memory (PTX ISA 9.7.16.2.3.1)."
     lane, col = _shape_map(shape, num, split, pack)
     l0, c0 = addr >> 16 & 0xFFFF, addr & 0xFFFF
-    need(l0 // 32 == warp % 4, f"tcgen05.ld/st: lane of the address for warp {warp}", l0, f"must lie in the warp's quarter, lanes {warp % 4 * 32} to {warp % 4 * 32 + 31}")
+    need(
+        l0 // 32 == warp % 4,
+        f"tcgen05.ld/st: lane of the address for warp {warp}",
+        l0,
+        f"must lie in the warp's quarter, lanes {warp % 4 * 32} to {warp % 4 * 32 + 31}",
+    )
     need(l0 % 32 == 0 or (shape != "32x32b" and l0 % 32 == 16), f"tcgen05.ld/st.{shape}: lane of the address", l0,
          "must be a multiple of 32" if shape == "32x32b" else "must be a multiple of 16")
-    need(c0 + int(col.max()) < COLUMNS, f"tcgen05.ld/st.{shape}.x{num}: last column", c0 + int(col.max()), f"tensor memory has {COLUMNS}")
+    need(
+        c0 + int(col.max()) < COLUMNS,
+        f"tcgen05.ld/st.{shape}.x{num}: last column",
+        c0 + int(col.max()),
+        f"tensor memory has {COLUMNS}",
+    )
     return lane + l0, col + c0
 
-# %% ../../nbs/machine/13c_tmem.ipynb #fadd201b
-def tmem_ld(tmem: np.ndarray, shape: str, num: int, addr: int, warp: int, split: int = 0, pack: bool = False) -> np.ndarray:  # uint32 (registers, 32)
+# %% ../../nbs/machine/13c_tmem.ipynb #48dc4801
+def tmem_ld(
+    tmem: np.ndarray, shape: str, num: int, addr: int, warp: int, split: int = 0, pack: bool = False
+) -> np.ndarray:  # uint32 (registers, 32)
     "tcgen05.ld (PTX ISA 9.7.16.8.3)."
     lane, col = ld_map(shape, num, addr, warp, split, pack)
     x = tmem[lane, col]
     return x[:, 0] & np.uint32(0xFFFF) | x[:, 1] << np.uint32(16) if pack else x
 
 
-def tmem_st(tmem: np.ndarray, shape: str, num: int, addr: int, warp: int, data: np.ndarray, split: int = 0, pack: bool = False) -> None:
+def tmem_st(
+    tmem: np.ndarray, shape: str, num: int, addr: int, warp: int, data: np.ndarray, split: int = 0, pack: bool = False
+) -> None:
     "tcgen05.st (PTX ISA 9.7.16.8.4); data uint32 (registers, 32). Unpacking writes the upper half of a column as zero."
     lane, col = ld_map(shape, num, addr, warp, split, pack)
     tmem[lane, col] = np.stack([data & np.uint32(0xFFFF), data >> np.uint32(16)], 1) if pack else data
 
-# %% ../../nbs/machine/13c_tmem.ipynb #68734b69
+# %% ../../nbs/machine/13c_tmem.ipynb #a47db3b0
 CP_SHAPES = {  # (shape, multicast): (rows, bytes of a row, lanes of row r as an array (copies, rows))
-    ("128x256b", None): (128, 32, np.arange(128)[None]), ("128x128b", None): (128, 16, np.arange(128)[None]),
+    ("128x256b", None): (128, 32, np.arange(128)[None]),
+    ("128x128b", None): (128, 16, np.arange(128)[None]),
     ("64x128b", "warpx2::02_13"): (64, 16, np.arange(64) + np.array([[0], [64]])),
     ("64x128b", "warpx2::01_23"): (64, 16, np.arange(64) // 32 * 64 + np.arange(64) % 32 + np.array([[0], [32]])),
-    ("32x128b", "warpx4"): (32, 16, np.arange(32) + 32 * np.arange(4)[:, None]), ("4x256b", None): (4, 32, 32 * np.arange(4)[None])}
+    ("32x128b", "warpx4"): (32, 16, np.arange(32) + 32 * np.arange(4)[:, None]),
+    ("4x256b", None): (4, 32, 32 * np.arange(4)[None]),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +130,18 @@ def cp_plan(shape: str, desc: int, taddr: int, multicast: str | None = None,
             fmt: str | None = None,  # "b4x16_p64", "b6x16_p32" or None
             ) -> CpPlan:
     "tcgen05.cp (PTX ISA 9.7.16.9.2); cached."
-    need((shape, multicast) in CP_SHAPES, "tcgen05.cp: shape, multicast", (shape, multicast), f"must be one of {[*CP_SHAPES]}")
-    need(fmt in (None, "b4x16_p64", "b6x16_p32"), "tcgen05.cp: source format", fmt, "must be b4x16_p64, b6x16_p32 or none")
+    need(
+        (shape, multicast) in CP_SHAPES,
+        "tcgen05.cp: shape, multicast",
+        (shape, multicast),
+        f"must be one of {[*CP_SHAPES]}",
+    )
+    need(
+        fmt in (None, "b4x16_p64", "b6x16_p32"),
+        "tcgen05.cp: source format",
+        fmt,
+        "must be b4x16_p64, b6x16_p32 or none",
+    )
     rows, size, lanes = CP_SHAPES[shape, multicast]
     d = decode_smem_desc(desc)
     lane, col = taddr >> 16 & 0x3FFF, taddr & 0xFFFF
@@ -109,7 +154,12 @@ def cp_plan(shape: str, desc: int, taddr: int, multicast: str | None = None,
 
 def cp_read(plan: CpPlan, smem: np.ndarray) -> np.ndarray:  # uint32 (rows, width)
     "The read half: the matrix, decompressed."
-    need(int(plan.smem.max()) + 16 <= len(smem), "tcgen05.cp: last shared address", hex(int(plan.smem.max()) + 15), f"shared memory has {len(smem)} bytes")
+    need(
+        int(plan.smem.max()) + 16 <= len(smem),
+        "tcgen05.cp: last shared address",
+        hex(int(plan.smem.max()) + 15),
+        f"shared memory has {len(smem)} bytes",
+    )
     x = take(smem, plan.smem, 16)
     if plan.fmt == "b4x16_p64":
         x = np.stack([x[:, :8] & 15, x[:, :8] >> 4], -1).reshape(len(x), 16) << 2
@@ -124,7 +174,12 @@ def cp_write(plan: CpPlan, tmem: np.ndarray, data: np.ndarray) -> None:
     "The write half: every copy of every row."
     tmem[plan.lanes, plan.column:plan.column + plan.width] = data
 
-# %% ../../nbs/machine/13c_tmem.ipynb #39405505
+# %% ../../nbs/machine/13c_tmem.ipynb #21c876ff
 def shift(tmem: np.ndarray, taddr: int) -> None:
     "tcgen05.shift.down is not modelled."
-    need(False, "tcgen05.shift: address", hex(taddr), "tcgen05.shift is not modelled: PTX ISA 9.7.16.9.3 doesn't say which lanes keep their rows")
+    need(
+        False,
+        "tcgen05.shift: address",
+        hex(taddr),
+        "tcgen05.shift is not modelled: PTX ISA 9.7.16.9.3 doesn't say which lanes keep their rows",
+    )

@@ -159,7 +159,7 @@ def decode_instr_desc(desc: int,  # 32 bits
         bit(4, 2) if mx else 0,
     )
 
-# %% ../../nbs/machine/13_operands.ipynb #75dc23d9
+# %% ../../nbs/machine/13_operands.ipynb #9c802a18
 @lru_cache(1 << 10)
 def piece_index(lbo: int, sbo: int, swz: str, major: str, rows: int, k: int, bits: int, phase: int) -> np.ndarray:
     "Numbers of 16-byte pieces from (start − phase): (rows, k pieces) if K-major, (row pieces, k) if MN-major."
@@ -188,7 +188,7 @@ def operand_bytes(smem: np.ndarray,  # uint8, from address 0 of the CTA
                   ) -> np.ndarray:   # uint8 (rows, k · bits / 8), K-major whatever the source was
     "Gathers an operand from shared memory."
     piece = 128 // bits
-    need(major == "K" or rows % piece == 0, "tcgen05.mma: rows of an MN-major operand", rows, f"must be a multiple of {piece}")
+    need(major == "K" or rows % piece == 0, "rows of an MN-major operand", rows, f"must be a multiple of {piece}")
     at = operand_pieces(desc, major, rows, k, bits)
     need(
         int(at.max()) < len(smem) // 16,

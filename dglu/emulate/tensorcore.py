@@ -264,7 +264,7 @@ def _scale_a(plan: MmaPlan, tmem: np.ndarray, part: Part) -> np.ndarray:
     ) & np.uint32(255)
     return (values("ue8m0") if plan.idesc.scale_type == "ue8m0" else values("e4m3")[np.arange(256) & 127])[byte]
 
-# %% ../../nbs/machine/13b_tensorcore.ipynb #06be3212
+# %% ../../nbs/machine/13b_tensorcore.ipynb #d61e1355
 def _matrix_a(plan: MmaPlan, smem: np.ndarray, tmem: np.ndarray, part: Part) -> np.ndarray:  # float32 (rows, k)
     i = plan.idesc
     bits = storage_bits(i.a_type, i.kind)
@@ -282,7 +282,7 @@ _POOL: dict[
 def mma_read(
     plan: MmaPlan, smems: list[np.ndarray], tmems: list[np.ndarray], *, precision=np.float64
 ) -> list[list[np.ndarray]]:
-    "The read half: A, B and scales become a product for each CTA and part. One smem, tmem for each CTA, the even first."
+    "The read half: A, B and scales become a product for each CTA and part. One smem and tmem a CTA, the even first."
     i = plan.idesc
     bits = storage_bits(i.b_type, i.kind)
     b = [to_float(operand_bytes(s, plan.b, i.b_major, plan.b_rows, i.k, bits), i.b_type, i.kind) for s in smems]

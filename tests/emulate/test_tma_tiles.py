@@ -105,10 +105,14 @@ def test_descriptor_of_the_host_code_is_decoded(name):
 
 
 @pytest.mark.parametrize("field, value, ordinal, attribute, want", [
-    ("global_address", 0xABC0, None, "address", 0xABC0), ("rank", 0, None, "dims", (256,)), ("global_dim", 77, 1, "dims", (256, 77)),
-    ("global_stride", 1 << 36, 0, "strides", (1 << 36,)), ("box_dim", 5, 1, "box", (64, 5)), ("element_stride", 3, 1, "element_strides", (1, 3)),
-    ("elemtype", 6, None, "dtype", "f16"), ("elemtype", 12, None, "dtype", "tf32_ftz"), ("elemtype", 13, None, "dtype", "b4x16"),
-    ("fill_mode", 1, None, "fill", "nan"), ("swizzle_mode", 0, None, "swizzle", "none"), ("swizzle_atomicity", 1, None, "swizzle", "128B_atom32B")])
+    ("global_address", 0xABC0, None, "address", 0xABC0), ("rank", 0, None, "dims", (256,)),
+    ("global_dim", 77, 1, "dims", (256, 77)),
+    ("global_stride", 1 << 36, 0, "strides", (1 << 36,)), ("box_dim", 5, 1, "box", (64, 5)),
+    ("element_stride", 3, 1, "element_strides", (1, 3)),
+    ("elemtype", 6, None, "dtype", "f16"), ("elemtype", 12, None, "dtype", "tf32_ftz"),
+    ("elemtype", 13, None, "dtype", "b4x16"),
+    ("fill_mode", 1, None, "fill", "nan"), ("swizzle_mode", 0, None, "swizzle", "none"),
+    ("swizzle_atomicity", 1, None, "swizzle", "128B_atom32B")])
 def test_replace_changes_one_field(field, value, ordinal, attribute, want):
     m = decode_tensor_map(np.array(CUTE["bf16 K_SW128"][0] + [0] * 8, np.uint64))
     raw = encode_tensor_map(m)

@@ -104,7 +104,7 @@ def test_decompression_widens_codes_to_bytes(fmt, width, left, shape, multicast)
     (lambda: ld_map("8x8b", 1, 0, 0), "shape = 8x8b: must be one of"),
     (lambda: cp_plan("64x128b", 1 << 46, 0), "must be one of"),
     (lambda: cp_plan("128x128b", 1 << 46, 32 << 16), "lane of the destination = 32: must be 0"),
-    (lambda: cp_read(cp_plan("128x128b", 1 << 46 | 8 << 32, 0), np.zeros(1024, np.uint8)), "shared memory has 1024 bytes"),
+    (lambda: cp_read(cp_plan("128x128b", 1 << 46 | 8 << 32, 0), np.zeros(1024, np.uint8)), "memory has 1024 bytes"),
     (lambda: shift(None, 0), "tcgen05.shift is not modelled")])
 def test_illegal_addresses_and_shapes_are_named(call, message):
     with pytest.raises(DataPlaneError, match=message):

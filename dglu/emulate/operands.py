@@ -15,7 +15,7 @@ import numpy as np
 from .numbers import values
 from .tma import SWIZZLES, need, swizzle
 
-# %% ../../nbs/machine/13_operands.ipynb #1fe1eced
+# %% ../../nbs/machine/13_operands.ipynb #4a07cced
 DESC_SWIZZLE = {0: "none", 1: "128B_atom32B", 2: "128B", 4: "64B", 6: "32B"}
 
 
@@ -38,19 +38,15 @@ def decode_smem_desc(desc: int) -> SmemDesc:  # 64 bits
         desc >> 46 & 7,
         f"must be 0b001 (descriptor {desc:#018x})",
     )
-    need(
-        desc >> 49 & 7 == 0,
-        "matrix descriptor: base offset",
-        desc >> 49 & 7,
-        "only 0 is modelled: start the swizzle pattern on its own boundary",
-    )
+    need(desc >> 49 & 7 == 0, "matrix descriptor: base offset", desc >> 49 & 7,
+         "only 0 is modelled: start the swizzle pattern on its own boundary")
     need(desc >> 52 & 1 == 0, "matrix descriptor: leading dimension mode", 1, "only 0 (relative) is modelled")
     need(desc >> 61 in DESC_SWIZZLE, "matrix descriptor: swizzle", desc >> 61, f"must be one of {sorted(DESC_SWIZZLE)}")
     return SmemDesc(
         (desc & 0x3FFF) << 4, (desc >> 16 & 0x3FFF) << 4, (desc >> 32 & 0x3FFF) << 4, DESC_SWIZZLE[desc >> 61]
     )
 
-# %% ../../nbs/machine/13_operands.ipynb #4f7819d7
+# %% ../../nbs/machine/13_operands.ipynb #cc30e698
 K_OF = {"f16": 16, "tf32": 8, "f8f6f4": 32, "i8": 32, "mxf8f6f4": 32, "mxf4": 64, "mxf4nvf4": 64}
 F8F6F4 = {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"}
 AB_TYPES = {
@@ -105,61 +101,28 @@ def decode_instr_desc(desc: int,  # 32 bits
         not (fp4 and bit(31)), "instruction descriptor: K dimension", 1, "only K = 64 is modelled (K = 96 is sm_103a's)"
     )
     need(not (mx and not fp4 and bit(31)), "instruction descriptor: bit 31", 1, "must be 0")
-    need(
-        mx or bit(30, 2) == 0,
-        "instruction descriptor: shift of B's reuse",
-        bit(30, 2),
-        "belongs to .ws, which is not modelled",
-    )
+    need(mx or bit(30, 2) == 0, "instruction descriptor: shift of B's reuse", bit(30, 2),
+         "belongs to .ws, which is not modelled")
     types, a, b = AB_TYPES[kind], bit(7, 3), bit(10, 2 if fp4 else 3)
-    need(
-        a in types and b in types,
-        f"instruction descriptor: types of A, B for kind::{kind}",
-        (a, b),
-        f"must be among {sorted(types)}",
-    )
+    need(a in types and b in types, f"instruction descriptor: types of A, B for kind::{kind}", (a, b),
+         f"must be among {sorted(types)}")
     dt = "f32" if mx else D_TYPES[kind].get(bit(4, 2))
-    need(
-        dt is not None,
-        f"instruction descriptor: type of D for kind::{kind}",
-        bit(4, 2),
-        f"must be among {D_TYPES.get(kind)}",
-    )
+    need(dt is not None, f"instruction descriptor: type of D for kind::{kind}", bit(4, 2),
+         f"must be among {D_TYPES.get(kind)}")
     major = ["MN" if bit(15) else "K", "MN" if bit(16) else "K"]
     for which, t, mj in zip("AB", (types[a], types[b]), major):
-        need(
-            mj == "K" or (not fp4 and t not in ("e2m1", "e2m3", "e3m2")),
-            f"instruction descriptor: transpose {which}",
-            1,
-            f"is not allowed for {t} in kind::{kind}",
-        )
+        need(mj == "K" or (not fp4 and t not in ("e2m1", "e2m3", "e3m2")), f"instruction descriptor: transpose {which}",
+             1, f"is not allowed for {t} in kind::{kind}")
     scale = None
     if mx:
         scale = "ue8m0" if bit(23) else "ue4m3"
-        need(
-            kind == "mxf4nvf4" or bit(23),
-            f"instruction descriptor: scale type for kind::{kind}",
-            0,
-            "must be 1 (UE8M0)",
-        )
-    return InstrDesc(
-        kind,
-        bit(27, 2) << 7 if mx else bit(24, 5) << 4,
-        bit(17, 6) << 3,
-        K_OF[kind],
-        types[a],
-        types[b],
-        dt,
-        *major,
-        bool(bit(13)),
-        bool(bit(14)),
-        kind == "i8" and bool(bit(3)),
-        scale,
-        bit(29, 2) if mx else 0,
-        bit(4, 2) if mx else 0,
-    )
+        need(kind == "mxf4nvf4" or bit(23), f"instruction descriptor: scale type for kind::{kind}", 0,
+             "must be 1 (UE8M0)")
+    return InstrDesc(kind, bit(27, 2) << 7 if mx else bit(24, 5) << 4, bit(17, 6) << 3, K_OF[kind], types[a], types[b],
+                     dt, *major, bool(bit(13)), bool(bit(14)), kind == "i8" and bool(bit(3)), scale,
+                     bit(29, 2) if mx else 0, bit(4, 2) if mx else 0)
 
-# %% ../../nbs/machine/13_operands.ipynb #9c802a18
+# %% ../../nbs/machine/13_operands.ipynb #0cb2d475
 @lru_cache(1 << 10)
 def piece_index(lbo: int, sbo: int, swz: str, major: str, rows: int, k: int, bits: int, phase: int) -> np.ndarray:
     "Numbers of 16-byte pieces from (start − phase): (rows, k pieces) if K-major, (row pieces, k) if MN-major."
@@ -190,12 +153,8 @@ def operand_bytes(smem: np.ndarray,  # uint8, from address 0 of the CTA
     piece = 128 // bits
     need(major == "K" or rows % piece == 0, "rows of an MN-major operand", rows, f"must be a multiple of {piece}")
     at = operand_pieces(desc, major, rows, k, bits)
-    need(
-        int(at.max()) < len(smem) // 16,
-        "matrix descriptor: last shared address",
-        hex(int(at.max()) * 16 + 15),
-        f"shared memory has {len(smem)} bytes",
-    )
+    need(int(at.max()) < len(smem) // 16, "matrix descriptor: last shared address", hex(int(at.max()) * 16 + 15),
+         f"shared memory has {len(smem)} bytes")
     x = smem[:len(smem) // 16 * 16].view("c16")[at]
     if major == "K":
         return x.view(np.uint8)

@@ -122,22 +122,17 @@ class MmaPlan:
     def sfb_cols(self) -> slice | None:
         return self.scales and slice(self.scales[1], self.scales[1] + -(-self.idesc.n // 32))
 
-# %% ../../nbs/machine/13b_tensorcore.ipynb #9eb6eddd
-def scales_along_k(
-    kind: str, qualifier: str | None
-) -> int:  # qualifier without the leading dot: "scale_vec::2X", "block32", or None
+# %% ../../nbs/machine/13b_tensorcore.ipynb #88404772
+def scales_along_k(kind: str, qualifier: str | None,  # without the leading dot: "scale_vec::2X", "block32", or None
+                   ) -> int:
     "Scale factors along K of a block-scaled MMA."
     table = {
         "mxf8f6f4": {None: 1, "scale_vec::1X": 1, "block32": 1},
         "mxf4": {None: 2, "scale_vec::2X": 2, "block32": 2},
         "mxf4nvf4": {"scale_vec::2X": 2, "scale_vec::4X": 4, "block32": 2, "block16": 4},
     }
-    need(
-        kind in table and qualifier in table[kind],
-        f"kind::{kind}: scale vector",
-        qualifier,
-        f"must be among {[*table.get(kind, ())]}",
-    )
+    need(kind in table and qualifier in table[kind], f"kind::{kind}: scale vector", qualifier,
+         f"must be among {[*table.get(kind, ())]}")
     return table[kind][qualifier]
 
 
@@ -150,12 +145,8 @@ def _tmem(name: str, addr: int, width: int, lanes: tuple[int, ...] = (0,)) -> tu
         lane,
         f"must be {' or '.join(map(str, lanes))} (address {addr:#x})",
     )
-    need(
-        col + width <= COLUMNS,
-        f"tcgen05.mma: columns of {name}",
-        f"[{col}, {col + width})",
-        f"tensor memory has {COLUMNS}",
-    )
+    need(col + width <= COLUMNS, f"tcgen05.mma: columns of {name}", f"[{col}, {col + width})",
+         f"tensor memory has {COLUMNS}")
     return lane, col
 
 
@@ -173,31 +164,15 @@ def mma_plan(kind: str, cta_group: int, idesc: int,  # 32 bits
     mx = kind.startswith("mx")
     ms = {1: (128,) if mx else (64, 128), 2: (128, 256)}[cta_group]
     step = 8 if (i.m, cta_group) == (64, 1) else 16
-    need(
-        i.m in ms,
-        f"tcgen05.mma: M for cta_group::{cta_group}, kind::{kind}",
-        i.m,
-        f"must be {' or '.join(map(str, ms))}",
-    )
+    need(i.m in ms, f"tcgen05.mma: M for cta_group::{cta_group}, kind::{kind}", i.m,
+         f"must be {' or '.join(map(str, ms))}")
     need(0 < i.n <= 256 and i.n % step == 0, "tcgen05.mma: N", i.n, f"must be a multiple of {step} up to 256")
-    need(
-        mx == (scale_vec is not None),
-        f"tcgen05.mma: scale vector for kind::{kind}",
-        scale_vec,
-        "block-scaled kinds need one, others have none",
-    )
-    need(
-        0 <= scale_d < 16 and (not scale_d or kind in ("f16", "tf32")),
-        "tcgen05.mma: scale-input-d",
-        scale_d,
-        "must be 0 to 15, in kinds f16 and tf32",
-    )
-    need(
-        disable_lanes is None or len(disable_lanes) == 4 * cta_group,
-        "tcgen05.mma: disable-output-lane words",
-        disable_lanes and len(disable_lanes),
-        f"must be {4 * cta_group}",
-    )
+    need(mx == (scale_vec is not None), f"tcgen05.mma: scale vector for kind::{kind}", scale_vec,
+         "block-scaled kinds need one, others have none")
+    need(0 <= scale_d < 16 and (not scale_d or kind in ("f16", "tf32")), "tcgen05.mma: scale-input-d", scale_d,
+         "must be 0 to 15, in kinds f16 and tf32")
+    need(disable_lanes is None or len(disable_lanes) == 4 * cta_group, "tcgen05.mma: disable-output-lane words",
+         disable_lanes and len(disable_lanes), f"must be {4 * cta_group}")
     halves = 2 if (i.m, cta_group) == (128, 2) else 1
     lane, d_col = _tmem("D", d_taddr, i.n // halves, (0, 16) if i.m == 64 else (0,))
     scales = None
@@ -208,29 +183,15 @@ def mma_plan(kind: str, cta_group: int, idesc: int,  # 32 bits
             scale_vec,
         )
         ids = {1: (0, 1, 2, 3), 2: (0, 2), 4: (0,)}[scale_vec]
-        need(
-            i.a_sf_id in ids and i.b_sf_id in ids,
-            "tcgen05.mma: scale factor ids of A, B",
-            (i.a_sf_id, i.b_sf_id),
-            f"must be among {ids} for {scale_vec} along K",
-        )
+        need(i.a_sf_id in ids and i.b_sf_id in ids, "tcgen05.mma: scale factor ids of A, B", (i.a_sf_id, i.b_sf_id),
+             f"must be among {ids} for {scale_vec} along K")
     if a_in_tmem:
         need(i.a_major == "K", "tcgen05.mma: transpose of A in tensor memory", 1, "must be 0")
         a = _tmem("A", a, i.k * storage_bits(i.a_type, kind) // 32, (lane,))[1]
-    return MmaPlan(
-        i,
-        cta_group,
-        a if a_in_tmem else decode_smem_desc(a),
-        decode_smem_desc(b_desc),
-        d_col,
-        d_parts(i.m, i.n, cta_group, lane),
-        bool(enable_d),
-        scale_d,
-        disable_lanes,
-        scales,
-    )
+    return MmaPlan(i, cta_group, a if a_in_tmem else decode_smem_desc(a), decode_smem_desc(b_desc), d_col,
+                   d_parts(i.m, i.n, cta_group, lane), bool(enable_d), scale_d, disable_lanes, scales)
 
-# %% ../../nbs/machine/13b_tensorcore.ipynb #84d214ce
+# %% ../../nbs/machine/13b_tensorcore.ipynb #a2172ff6
 def scale_factors(tmem: np.ndarray,    # uint32 (128, 512)
                   col: int, sf_id: int, rows: int, per_k: int, fmt: str,
                   quarters: tuple[int, ...],  # which 32-lane quarters need a copy
@@ -244,12 +205,9 @@ def scale_factors(tmem: np.ndarray,    # uint32 (128, 512)
     )
     flat = words.transpose(0, 2, 1, 3).reshape(4, cols * 32, per_k)[:, :rows]
     for q in quarters[1:]:
-        need(
-            (flat[q] == flat[quarters[0]]).all(),
-            f"tcgen05.mma: scale factors of {name} in lanes {32 * q} to {32 * q + 31}",
-            "different",
-            f"must repeat those in lanes {32 * quarters[0]} to {32 * quarters[0] + 31}",
-        )
+        need((flat[q] == flat[quarters[0]]).all(),
+             f"tcgen05.mma: scale factors of {name} in lanes {32 * q} to {32 * q + 31}", "different",
+             f"must repeat those in lanes {32 * quarters[0]} to {32 * quarters[0] + 31}")
     table = values("ue8m0") if fmt == "ue8m0" else values("e4m3")[np.arange(256) & 127]
     return table[flat[quarters[0]]]
 

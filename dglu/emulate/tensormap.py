@@ -121,7 +121,7 @@ class TensorMap:
     def box_bytes(self) -> int:  # bytes of shared memory, which is what complete_tx counts
         return prod(self.counts) * TYPES[self.dtype][3] // 8
 
-# %% ../../nbs/machine/12_tensormap.ipynb #f3f029b3
+# %% ../../nbs/machine/12_tensormap.ipynb #69262f8f
 @lru_cache(4096)
 def _decode(raw: bytes) -> TensorMap:
     w = np.frombuffer(raw, "<u8")
@@ -129,28 +129,14 @@ def _decode(raw: bytes) -> TensorMap:
     n = f["rank"] + 1
     need(n <= 5, "tensor map: rank", n, "must be 1 to 5")
     need(f["interleave"] == 0, "tensor map: interleave", f["interleave"], "only 0 (no interleave) is modelled")
-    need(
-        (f["type"], f["tf32"]) in TYPE_OF,
-        "tensor map: element type",
-        (f["type"], f["tf32"]),
-        f"must be one of {sorted(TYPE_OF)}",
-    )
-    need(
-        (f["swizzle"], f["atomicity"]) in SWIZZLE_OF,
-        "tensor map: (swizzle, atomicity)",
-        (f["swizzle"], f["atomicity"]),
-        f"modelled are {sorted(SWIZZLE_OF)}",
-    )
-    m = TensorMap(
-        f["address"],
-        TYPE_OF[f["type"], f["tf32"]],
-        tuple(f[f"dim{i}"] + 1 for i in range(n)),
-        tuple((f[f"stride{i}"] | f[f"stride{i}_high"] << 32) << 4 for i in range(n - 1)),
-        tuple(f[f"box{i}"] + 1 for i in range(n)),
-        tuple(f[f"step{i}"] + 1 for i in range(n)),
-        SWIZZLE_OF[f["swizzle"], f["atomicity"]],
-        ("zeros", "nan")[f["nan"]],
-    )
+    need((f["type"], f["tf32"]) in TYPE_OF, "tensor map: element type", (f["type"], f["tf32"]),
+         f"must be one of {sorted(TYPE_OF)}")
+    need((f["swizzle"], f["atomicity"]) in SWIZZLE_OF, "tensor map: (swizzle, atomicity)",
+         (f["swizzle"], f["atomicity"]), f"modelled are {sorted(SWIZZLE_OF)}")
+    m = TensorMap(f["address"], TYPE_OF[f["type"], f["tf32"]], tuple(f[f"dim{i}"] + 1 for i in range(n)),
+                  tuple((f[f"stride{i}"] | f[f"stride{i}_high"] << 32) << 4 for i in range(n - 1)),
+                  tuple(f[f"box{i}"] + 1 for i in range(n)), tuple(f[f"step{i}"] + 1 for i in range(n)),
+                  SWIZZLE_OF[f["swizzle"], f["atomicity"]], ("zeros", "nan")[f["nan"]])
     inner = m.box[0] * TYPES[m.dtype][3] // 8
     need(m.address % 16 == 0, "tensor map: global address", hex(m.address), "must be a multiple of 16")
     need(inner % 16 == 0, "tensor map: innermost box in bytes", inner, "must be a multiple of 16")
@@ -166,22 +152,14 @@ def decode_tensor_map(raw: bytes | np.ndarray,  # 128 bytes
     need(len(raw) == 128, "tensor map: size in bytes", len(raw), "must be 128")
     return _decode(raw)
 
-# %% ../../nbs/machine/12_tensormap.ipynb #0c7f11d3
+# %% ../../nbs/machine/12_tensormap.ipynb #c43521a9
 def encode_tensor_map(m: TensorMap) -> np.ndarray:  # uint8 (128,)
     "The 128 bytes of a tensor map (inverse of decode_tensor_map)."
     w = np.zeros(16, np.uint64)
     code, tf32, _, _ = TYPES[m.dtype]
     sw, atom = {v: k for k, v in SWIZZLE_OF.items()}[m.swizzle]
-    put = dict(
-        address=m.address,
-        rank=m.rank - 1,
-        type=code,
-        tf32=tf32,
-        swizzle=sw,
-        atomicity=atom,
-        nan=int(m.fill == "nan"),
-        l2=2,
-    )
+    put = dict(address=m.address, rank=m.rank - 1, type=code, tf32=tf32, swizzle=sw, atomicity=atom,
+               nan=int(m.fill == "nan"), l2=2)
     for i, s in enumerate(m.strides):
         put |= {f"stride{i}": s >> 4 & 0xFFFFFFFF, f"stride{i}_high": s >> 36}
     for i in range(m.rank):

@@ -57,7 +57,7 @@ def _pieces(dtype: str, strides: tuple, counts: tuple, steps: tuple, swz: str, p
     soff = swizzle(phase + row * pitch + grid[-1], swz) - phase
     return np.stack([a.ravel() for a in x]), goff.ravel(), soff.ravel()
 
-# %% ../../nbs/machine/12b_tma.ipynb #4b59d62f
+# %% ../../nbs/machine/12b_tma.ipynb #0035cf31
 def tile_plan(m: TensorMap, coords: tuple[int, ...],  # as in PTX, innermost first; 32-bit patterns are taken as signed
               smem_addr: int,                         # CTA-local byte address of the tile
               mode: str = "tile",                     # "tile", "gather4", "scatter4"
@@ -65,30 +65,18 @@ def tile_plan(m: TensorMap, coords: tuple[int, ...],  # as in PTX, innermost fir
     "The pieces that a tensor copy moves (PTX ISA 5.5 and 9.7.9.27)."
     c = [(int(v) + (1 << 31)) % (1 << 32) - (1 << 31) for v in coords]
     rows = 4 if mode in ("gather4", "scatter4") else 0
-    need(
-        mode == "tile" or rows,
-        "tensor copy: mode",
-        mode,
-        "modelled are tile, tile::gather4 and tile::scatter4 (no im2col)",
-    )
-    need(
-        len(c) == (5 if rows else m.rank) and (not rows or m.rank == 2),
-        "tensor copy: coordinates",
-        len(c),
-        f"the map has rank {m.rank}",
-    )
+    need(mode == "tile" or rows, "tensor copy: mode", mode,
+         "modelled are tile, tile::gather4 and tile::scatter4 (no im2col)")
+    need(len(c) == (5 if rows else m.rank) and (not rows or m.rank == 2), "tensor copy: coordinates", len(c),
+         f"the map has rank {m.rank}")
     need(smem_addr % (16 if m.swizzle == "none" else 128) == 0, "tensor copy: shared address", hex(smem_addr),
          "must be a multiple of 128 (16 without a swizzle)")
     counts, steps = (m.counts, m.element_strides) if not rows else ((m.box[0], 4), (1, 1))
     gbits, sbits = TYPES[m.dtype][2:]
     need(c[0] * gbits % 128 == 0 or m.dtype in ("b4x16_p64", "b6x16_p32"), "tensor copy: first coordinate", c[0],
          f"must be a multiple of 16 bytes ({128 // gbits} elements of {m.dtype}); silicon traps")
-    need(
-        gbits == sbits or c[0] % 128 == 0,
-        "tensor copy: first coordinate",
-        c[0],
-        f"must be a multiple of 128 for {m.dtype}",
-    )
+    need(gbits == sbits or c[0] % 128 == 0, "tensor copy: first coordinate", c[0],
+         f"must be a multiple of 128 for {m.dtype}")
     cut = c[0] < 0 or c[0] + counts[0] > m.dims[0]
     step = 16 if gbits != sbits or not cut or m.dims[0] * gbits % 128 == 0 else max(1, gbits // 8)
     unit = step * gbits // sbits
@@ -133,7 +121,7 @@ def put(mem: np.ndarray, off: np.ndarray, data: np.ndarray) -> None:  # data uin
     else:
         it[0][it[1]] = np.ascontiguousarray(data).view(it[0].dtype)[:, 0]
 
-# %% ../../nbs/machine/12b_tma.ipynb #18f0dea2
+# %% ../../nbs/machine/12b_tma.ipynb #73fcb2db
 def round_tf32(x: np.ndarray) -> np.ndarray:  # uint32 bits of float32
     "Rounds float32 bits to TF32, to nearest even; every NaN becomes 0x7FFFE000."
     r = x + np.uint32(0xFFF) + (x >> np.uint32(13) & np.uint32(1)) & np.uint32(0xFFFFE000)
@@ -162,23 +150,15 @@ def read_global(
 
 def write_shared(p: TilePlan, smem: np.ndarray, data: np.ndarray) -> None:
     "The write half of a tensor load."
-    need(
-        int(p.smem.min()) >= 0 and int(p.smem.max()) + p.unit <= len(smem),
-        "tensor copy: shared address",
-        hex(int(p.smem.max())),
-        f"shared memory has {len(smem)} bytes",
-    )
+    need(int(p.smem.min()) >= 0 and int(p.smem.max()) + p.unit <= len(smem), "tensor copy: shared address",
+         hex(int(p.smem.max())), f"shared memory has {len(smem)} bytes")
     put(smem, p.smem, data)
 
-# %% ../../nbs/machine/12b_tma.ipynb #7a6e7f9b
+# %% ../../nbs/machine/12b_tma.ipynb #9315975e
 def read_shared(p: TilePlan, smem: np.ndarray) -> np.ndarray:
     "The read half of a tensor store or reduction: uint8 (pieces, unit)."
-    need(
-        int(p.smem.min()) >= 0 and int(p.smem.max()) + p.unit <= len(smem),
-        "tensor copy: shared address",
-        hex(int(p.smem.max())),
-        f"shared memory has {len(smem)} bytes",
-    )
+    need(int(p.smem.min()) >= 0 and int(p.smem.max()) + p.unit <= len(smem), "tensor copy: shared address",
+         hex(int(p.smem.max())), f"shared memory has {len(smem)} bytes")
     return take(smem, p.smem, p.unit)
 
 
@@ -198,7 +178,7 @@ def write_global(p: TilePlan, gmem: np.ndarray, base: int, data: np.ndarray) -> 
     off, data = _targets(p, gmem, base, data)
     put(gmem, off, data)
 
-# %% ../../nbs/machine/12b_tma.ipynb #31c3d0ba
+# %% ../../nbs/machine/12b_tma.ipynb #dc04e88f
 REDUCE_DTYPES = {
     "u32": "u4",
     "b32": "u4",
@@ -253,12 +233,8 @@ def reduce_bits(
         "and": ("u32", "b32", "s32", "u64", "b64", "s64"),
     }
     legal |= {"max": legal["min"], "or": legal["and"], "xor": legal["and"]}
-    need(
-        op in legal and dtype in legal[op],
-        "reduction",
-        f"{op} of {dtype}",
-        f"must be one of {legal.get(op, sorted(legal))}",
-    )
+    need(op in legal and dtype in legal[op], "reduction", f"{op} of {dtype}",
+         f"must be one of {legal.get(op, sorted(legal))}")
     if dtype in ("f16", "bf16", "f32", "f64"):
         return _float_reduce(a, b, op, dtype)
     x, y = a.view(REDUCE_DTYPES[dtype]), b.view(REDUCE_DTYPES[dtype])

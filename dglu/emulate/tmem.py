@@ -16,7 +16,7 @@ from .operands import decode_smem_desc, piece_index
 from .tensorcore import COLUMNS
 from .tma import need, take
 
-# %% ../../nbs/machine/13c_tmem.ipynb #fe01503f
+# %% ../../nbs/machine/13c_tmem.ipynb #ab3ede7f
 REGISTERS = {
     "32x32b": (1, 128),
     "16x64b": (1, 128),
@@ -30,12 +30,8 @@ def registers(shape: str, num: int) -> int:
     "32-bit registers of a thread (PTX ISA table 49)."
     need(shape in REGISTERS, "tcgen05.ld/st: shape", shape, f"must be one of {sorted(REGISTERS)}")
     each, most = REGISTERS[shape]
-    need(
-        num in (1, 2, 4, 8, 16, 32, 64, 128) and num <= most,
-        f"tcgen05.ld/st.{shape}: .x",
-        num,
-        f"must be a power of two up to {most}",
-    )
+    need(num in (1, 2, 4, 8, 16, 32, 64, 128) and num <= most, f"tcgen05.ld/st.{shape}: .x", num,
+         f"must be a power of two up to {most}")
     return each * num
 
 
@@ -57,7 +53,7 @@ def _shape_map(shape: str, num: int, split: int, pack: bool) -> tuple[np.ndarray
         return np.stack([lane, lane], 1), np.stack([col, col + 1], 1)
     return lane, col
 
-# %% ../../nbs/machine/13c_tmem.ipynb #fc742acd
+# %% ../../nbs/machine/13c_tmem.ipynb #f7711586
 def ld_map(
     shape: str,
     num: int,
@@ -69,20 +65,12 @@ def ld_map(
     "What each register of each thread is in tensor memory (PTX ISA 9.7.16.2.3.1)."
     lane, col = _shape_map(shape, num, split, pack)
     l0, c0 = addr >> 16 & 0xFFFF, addr & 0xFFFF
-    need(
-        l0 // 32 == warp % 4,
-        f"tcgen05.ld/st: lane of the address for warp {warp}",
-        l0,
-        f"must lie in the warp's quarter, lanes {warp % 4 * 32} to {warp % 4 * 32 + 31}",
-    )
+    need(l0 // 32 == warp % 4, f"tcgen05.ld/st: lane of the address for warp {warp}", l0,
+         f"must lie in the warp's quarter, lanes {warp % 4 * 32} to {warp % 4 * 32 + 31}")
     need(l0 % 32 == 0 or (shape != "32x32b" and l0 % 32 == 16), f"tcgen05.ld/st.{shape}: lane of the address", l0,
          "must be a multiple of 32" if shape == "32x32b" else "must be a multiple of 16")
-    need(
-        c0 + int(col.max()) < COLUMNS,
-        f"tcgen05.ld/st.{shape}.x{num}: last column",
-        c0 + int(col.max()),
-        f"tensor memory has {COLUMNS}",
-    )
+    need(c0 + int(col.max()) < COLUMNS, f"tcgen05.ld/st.{shape}.x{num}: last column", c0 + int(col.max()),
+         f"tensor memory has {COLUMNS}")
     return lane + l0, col + c0
 
 # %% ../../nbs/machine/13c_tmem.ipynb #48dc4801
@@ -102,7 +90,7 @@ def tmem_st(
     lane, col = ld_map(shape, num, addr, warp, split, pack)
     tmem[lane, col] = np.stack([data & np.uint32(0xFFFF), data >> np.uint32(16)], 1) if pack else data
 
-# %% ../../nbs/machine/13c_tmem.ipynb #a47db3b0
+# %% ../../nbs/machine/13c_tmem.ipynb #007684a7
 CP_SHAPES = {  # (shape, multicast): (rows, bytes of a row, lanes of row r as an array (copies, rows))
     ("128x256b", None): (128, 32, np.arange(128)[None]),
     ("128x128b", None): (128, 16, np.arange(128)[None]),
@@ -130,18 +118,10 @@ def cp_plan(shape: str, desc: int, taddr: int, multicast: str | None = None,
             fmt: str | None = None,  # "b4x16_p64", "b6x16_p32" or None
             ) -> CpPlan:
     "tcgen05.cp (PTX ISA 9.7.16.9.2); cached."
-    need(
-        (shape, multicast) in CP_SHAPES,
-        "tcgen05.cp: shape, multicast",
-        (shape, multicast),
-        f"must be one of {[*CP_SHAPES]}",
-    )
-    need(
-        fmt in (None, "b4x16_p64", "b6x16_p32"),
-        "tcgen05.cp: source format",
-        fmt,
-        "must be b4x16_p64, b6x16_p32 or none",
-    )
+    need((shape, multicast) in CP_SHAPES, "tcgen05.cp: shape, multicast", (shape, multicast),
+         f"must be one of {[*CP_SHAPES]}")
+    need(fmt in (None, "b4x16_p64", "b6x16_p32"), "tcgen05.cp: source format", fmt,
+         "must be b4x16_p64, b6x16_p32 or none")
     rows, size, lanes = CP_SHAPES[shape, multicast]
     d = decode_smem_desc(desc)
     lane, col = taddr >> 16 & 0x3FFF, taddr & 0xFFFF
@@ -154,12 +134,8 @@ def cp_plan(shape: str, desc: int, taddr: int, multicast: str | None = None,
 
 def cp_read(plan: CpPlan, smem: np.ndarray) -> np.ndarray:  # uint32 (rows, width)
     "The read half: the matrix, decompressed."
-    need(
-        int(plan.smem.max()) + 16 <= len(smem),
-        "tcgen05.cp: last shared address",
-        hex(int(plan.smem.max()) + 15),
-        f"shared memory has {len(smem)} bytes",
-    )
+    need(int(plan.smem.max()) + 16 <= len(smem), "tcgen05.cp: last shared address", hex(int(plan.smem.max()) + 15),
+         f"shared memory has {len(smem)} bytes")
     x = take(smem, plan.smem, 16)
     if plan.fmt == "b4x16_p64":
         x = np.stack([x[:, :8] & 15, x[:, :8] >> 4], -1).reshape(len(x), 16) << 2
@@ -174,12 +150,8 @@ def cp_write(plan: CpPlan, tmem: np.ndarray, data: np.ndarray) -> None:
     "The write half: every copy of every row."
     tmem[plan.lanes, plan.column:plan.column + plan.width] = data
 
-# %% ../../nbs/machine/13c_tmem.ipynb #21c876ff
+# %% ../../nbs/machine/13c_tmem.ipynb #fc8302c4
 def shift(tmem: np.ndarray, taddr: int) -> None:
     "tcgen05.shift.down is not modelled."
-    need(
-        False,
-        "tcgen05.shift: address",
-        hex(taddr),
-        "tcgen05.shift is not modelled: PTX ISA 9.7.16.9.3 doesn't say which lanes keep their rows",
-    )
+    need(False, "tcgen05.shift: address", hex(taddr),
+         "tcgen05.shift is not modelled: PTX ISA 9.7.16.9.3 doesn't say which lanes keep their rows")

@@ -13,18 +13,14 @@ import numpy as np
 from .operands import SmemDesc, operand_bytes, operand_pieces, storage_bits, to_float
 from .tensormap import need
 
-# %% ../../nbs/machine/13d_wgmma.ipynb #f2a61aab
+# %% ../../nbs/machine/13d_wgmma.ipynb #d7f439ff
 @lru_cache(1 << 14)
 def decode_wgmma_desc(desc: int) -> SmemDesc:  # 64 bits
     "Matrix descriptor of wgmma (PTX ISA 9.7.15.5.1.2)."
     desc &= (1 << 64) - 1
     base = desc >> 49 & 7
-    need(
-        base == 0,
-        "wgmma descriptor: base offset",
-        base,
-        "only 0 is modelled: start the swizzle pattern on its own boundary",
-    )
+    need(base == 0, "wgmma descriptor: base offset", base,
+         "only 0 is modelled: start the swizzle pattern on its own boundary")
     swizzle = ("none", "128B", "64B", "32B")[desc >> 62]
     return SmemDesc((desc & 0x3FFF) << 4, (desc >> 16 & 0x3FFF) << 4, (desc >> 32 & 0x3FFF) << 4, swizzle)
 
@@ -52,18 +48,14 @@ def d_fragment(n: int, d_type: str) -> tuple[np.ndarray, np.ndarray]:
     flat = lambda x: x.reshape(-1, 1, 128)  # noqa: E731
     return flat(row), flat(col)
 
-# %% ../../nbs/machine/13d_wgmma.ipynb #f26c7899
+# %% ../../nbs/machine/13d_wgmma.ipynb #5ae3ffba
 def wgmma_read(smem: np.ndarray,        # uint8
                a: int | np.ndarray,     # 64-bit descriptor, or registers uint32 (4, 128)
                b: int, n: int, a_type: str, b_type: str, *, a_major: str = "K", b_major: str = "K",
                negate_a: bool = False, negate_b: bool = False) -> np.ndarray:  # float64 (64, n)
     "The read half of wgmma.mma_async: the product."
-    need(
-        a_type in WGMMA_K and b_type in WGMMA_K,
-        "wgmma: types of A, B",
-        (a_type, b_type),
-        f"must be among {sorted(WGMMA_K)}",
-    )
+    need(a_type in WGMMA_K and b_type in WGMMA_K, "wgmma: types of A, B", (a_type, b_type),
+         f"must be among {sorted(WGMMA_K)}")
     need(8 <= n <= 256 and n % 8 == 0, "wgmma: N", n, "must be a multiple of 8 up to 256")
     k, bits = WGMMA_K[a_type], storage_bits(a_type, "f16")
     need(bits == 16 or (a_major, b_major) == ("K", "K"), "wgmma: transpose", (a_major, b_major), "is for 16-bit types")

@@ -228,12 +228,12 @@ def emit_pending(g, ins, m, a, rest, how):
 MBARRIER = dict(init=emit_init, inval=emit_inval, arrive=emit_arrive, arrive_drop=emit_arrive, expect_tx=emit_tx, complete_tx=emit_tx,
                 test_wait=emit_wait, try_wait=emit_wait, pending_count=emit_pending)
 
-# %% ../../nbs/machine/20_barriers.ipynb #563b0883
+# %% ../../nbs/machine/20_barriers.ipynb #3da25351
 class NamedBarrier:
     "One of the sixteen barriers of a CTA."
 
     def __init__(self, name: str):
-        self.name, self.arrived, self.expected, self.generation = name, 0, 0, 0
+        self.name, self.arrived, self.expected, self.generation, self.everyone = name, 0, 0, 0, False
         self.current, self.complete, self.waiters, self.votes, self.result = Knowledge(), Knowledge(), [], [], []
 
     def settle(self, machine):
@@ -252,7 +252,7 @@ class NamedBarrier:
     def __str__(self):
         return f"{self.name} ({self.arrived} of {self.expected} threads)"
 
-# %% ../../nbs/machine/20_barriers.ipynb #f1352a25
+# %% ../../nbs/machine/20_barriers.ipynb #1c589ada
 def named(w, number: int, threads, ins) -> NamedBarrier:
     "The barrier and how many threads it expects now."
     if not 0 <= number < 16:
@@ -263,7 +263,7 @@ def named(w, number: int, threads, ins) -> NamedBarrier:
         raise Fault("barrier misuse", f"{say(w, ins)}: {expected} threads is not a multiple of 32.")
     if bar.arrived and threads is not None and bar.expected != expected:
         raise Fault("barrier misuse", f"{say(w, ins)}: expects {expected} threads at {bar}, others expect {bar.expected}.")
-    bar.expected = expected
+    bar.expected, bar.everyone = expected, threads is None
     return bar
 
 

@@ -68,7 +68,7 @@ def check_limits(l: Launch, name: str, regs: int | None = None):
     if bad:
         raise Fault("launch limit", f"kernel {name}: " + "; ".join(bad) + ".")
 
-# %% ../../nbs/machine/23_engine.ipynb #97f71c89
+# %% ../../nbs/machine/23_engine.ipynb #00c67205
 class Cta:
     "A thread block: shared and tensor memory, barriers, warps."
 
@@ -88,7 +88,7 @@ class Cta:
     def retired(self, w):
         "A warp is done: barriers that count everybody may open now."
         for bar in self.named.values():
-            if bar.arrived and bar.expected == self.alive() + LANES:
+            if bar.arrived and bar.everyone:
                 bar.expected = self.alive()
                 bar.settle(self.machine)
         self.cluster.settle()

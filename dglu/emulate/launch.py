@@ -25,7 +25,7 @@ from .engine import Engine, Launch, load_kernel, run_kernel, tally
 from .numbers import Approx, u1
 from .translate import Fault
 
-# %% ../../nbs/machine/24_launch.ipynb #f425bc29
+# %% ../../nbs/machine/24_launch.ipynb #c712aee5
 class CudaLike:
     "A CPU tensor whose DLPack capsule claims to be on CUDA device 0."
 
@@ -54,7 +54,7 @@ def living_tensors():
     "All CPU tensors that Python knows: kernels may reach them through arrays of pointers."
     torch = sys.modules.get("torch")
     for o in gc.get_objects() if torch else ():
-        if isinstance(o, torch.Tensor) and type(o).__module__.startswith("torch") and o.device.type == "cpu" and o.layout == torch.strided and o.numel():
+        if issubclass(type(o), torch.Tensor) and o.device.type == "cpu" and o.layout == torch.strided and o.numel():
             with contextlib.suppress(Exception):
                 yield storage(o)
 

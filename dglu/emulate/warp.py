@@ -18,7 +18,7 @@ from .numbers import f4, i4, i8, u1, u4, u8
 from .ptx import Op
 from .translate import CODE, LANES, Fault, Gen, Mods, Unmodelled, emits, get, lanes, put, runtime
 
-# %% ../../nbs/machine/18_warp.ipynb #b49404cd
+# %% ../../nbs/machine/18_warp.ipynb #39442211
 BLOCKED, MOVED, DONE = -2, -1, -3        # what a block may return instead of the next block's number
 LANE = np.arange(LANES)
 
@@ -45,6 +45,7 @@ class Warp:
         self.know, self.seg, self.released = Knowledge(), 0, Knowledge()
         self.pending_loads, self.groups, self.carry = [], {}, None
         self.small, self.small_groups, self.tensor, self.pending_stores, self.alloc = [], [], 0, [], None
+        self.twins = {}
         self.done, self.waits = n == 0, Counter()
         self.local, self.special, self.loads = None, {}, []
 

@@ -35,7 +35,7 @@ def split_args(text: str,  # what follows the opcode, without the semicolon
     last = text[start:].strip()
     return out + [last] if last else out
 
-# %% ../../nbs/machine/10_ptx.ipynb #0f7c8d7a
+# %% ../../nbs/machine/10_ptx.ipynb #f13f28e1
 INT = re.compile(r"[+-]?(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)[uU]?$")
 
 
@@ -63,6 +63,8 @@ def parse_op(text: str,                    # one operand
     if "|" in t:
         return Op("pair", tuple(parse_op(x, rename) for x in t.split("|")))
     name = rename(t)
+    if isinstance(name, tuple):                 # a vector register stands for its components
+        return Op("vec", tuple(Op("reg", x) for x in name))
     return Op("reg" if name.startswith("%") else "sym", name)
 
 # %% ../../nbs/machine/10_ptx.ipynb #afc3ef1d
@@ -219,14 +221,19 @@ class Scope:
             s = s.parent
         return name
 
-# %% ../../nbs/machine/10_ptx.ipynb #249ca4c9
+# %% ../../nbs/machine/10_ptx.ipynb #43c528ec
 def declare_regs(stmt: str, scope: Scope, regs: dict):
-    "`.reg .b32 %r<9>;` or `.reg .pred p, q;`: enter the registers and their type."
-    m = re.match(r"\.reg\s*\.(\w+)\s+(.*);", stmt, re.S)
-    for name in split_args(m[2]):
+    "`.reg .b32 %r<9>;`, `.reg .pred p, q;` or `.reg .v4 .b32 a;` (components a.x to a.w): enter the registers and their type."
+    m = re.match(r"\.reg\s*(?:\.v([24])\s*)?\.(\w+)\s+(.*);", stmt, re.S)
+    for name in split_args(m[3]):
+        if m[1]:
+            parts = tuple(scope.declare(f"{name}.{axis}") for axis in "xyzw"[:int(m[1])])
+            regs.update(dict.fromkeys(parts, m[2]))
+            scope.names[name] = parts
+            continue
         many = re.match(r"(.+)<(\d+)>$", name)
         for n in ([f"{many[1]}{i}" for i in range(int(many[2]))] if many else [name]):
-            regs[scope.declare(n)] = m[1]
+            regs[scope.declare(n)] = m[2]
 
 # %% ../../nbs/machine/10_ptx.ipynb #3dc37d9b
 INSTR = re.compile(r"(?:@(!?)\s*([%\w$.]+)\s+)?([a-z][\w]*)((?:\s*\.[\w:]+)*)(.*);$", re.S)

@@ -171,7 +171,7 @@ def mbar_wait(w, addr, want, m, ins, parity: bool, block: bool, how: str):
     bar.waiters.append(w)
     return None
 
-# %% ../../nbs/machine/20_barriers.ipynb #e3b23dcd
+# %% ../../nbs/machine/20_barriers.ipynb #12e08c1a
 @emits("mbarrier")
 def emit_mbarrier(g: Gen, ins):
     "All mbarrier instructions."
@@ -188,13 +188,15 @@ def emit_mbarrier(g: Gen, ins):
 
 
 def emit_init(g, ins, m, a, rest, how):
+    "`mbarrier.init`."
     g.emit(f"mbar_init(w, {a}, {get(g, rest[0], 'u4')}, {lanes(g)}, {here(g)})")
 
 
 def emit_inval(g, ins, m, a, rest, how):
+    "`mbarrier.inval`."
     g.emit(f"mbar_inval(w, {a}, {lanes(g)}, {here(g)})")
 
-# %% ../../nbs/machine/20_barriers.ipynb #d74bff1b
+# %% ../../nbs/machine/20_barriers.ipynb #cb8aa2f7
 def emit_arrive(g, ins, m, a, rest, how):
     "`arrive`, with expect_tx, count, noComplete, drop."
     expect = m.flag("expect_tx")
@@ -222,6 +224,7 @@ def emit_wait(g, ins, m, a, rest, how):
 
 
 def emit_pending(g, ins, m, a, rest, how):
+    "`mbarrier.pending_count`: not modelled."
     raise Unmodelled(ins)
 
 
@@ -394,7 +397,7 @@ def emit_setmaxnreg(g: Gen, ins):
     sync(g)
     g.emit(f"if set_registers(w, {ins.args[0].value}, {grow}, {here(g)}) is None: return -2")
 
-# %% ../../nbs/machine/20_barriers.ipynb #3be21374
+# %% ../../nbs/machine/20_barriers.ipynb #308823fd
 @emits("griddepcontrol")
 def emit_griddep(g: Gen, ins):
     "Earlier kernels have finished, later ones wait anyway."
@@ -414,6 +417,7 @@ def trap(w, m, ins):
 
 @emits("trap", "brkpt")
 def emit_trap(g: Gen, ins):
+    "`trap`, `brkpt`."
     g.emit(f"trap(w, {lanes(g)}, {here(g)})")
 
 

@@ -84,34 +84,41 @@ def write(kind, at: int, value: int):
     kind.from_address(at).value = value
     return 0
 
-# %% ../../nbs/machine/24_launch.ipynb #04b84960
+# %% ../../nbs/machine/24_launch.ipynb #a5d112e5
 def load_data(lib, *_):
+    "Stands in for cudaLibraryLoadData."
     return write(c_void_p, lib, handle(Host.loading))
 
 
 def get_kernel(out, lib, name):
+    "Stands in for cudaLibraryGetKernel."
     return write(c_void_p, out, handle((Host.handles[lib], ctypes.string_at(name).decode())))
 
 
 def device_attribute(out, which, dev):
+    "Stands in for cudaDeviceGetAttribute."
     if which not in ATTRIBUTES:
         raise Fault("launch", f"device attribute {which} is not modelled")
     return write(c_int32, out, ATTRIBUTES[which](Host.machine) if Host.machine else ATTRIBUTES[97](None) if which == 97 else 0)
 
 
 def occupancy(out, kernel, threads, dynamic):
+    "Stands in for cudaOccupancyMaxActiveBlocksPerMultiprocessor."
     return write(c_int32, out, 1)
 
 
 def kernel_attribute(out, which, kernel, dev):
+    "Stands in for cuKernelGetAttribute."
     return write(c_int32, out, 0)
 
 
 def launch(kernel, gx, gy, gz, bx, by, bz, args, dynamic, stream):
+    "Stands in for cudaLaunchKernel."
     return start(kernel, (gx, gy, gz), (bx, by, bz), (1, 1, 1), dynamic, args)
 
 
 def launch_ex(config, kernel, args):
+    "Stands in for cudaLaunchKernelEx: the configuration's fields by their offsets."
     w = (ctypes.c_uint32 * 6).from_address(config)
     dynamic = c_int64.from_address(config + 24).value
     attrs, n = c_void_p.from_address(config + 40).value, c_int32.from_address(config + 48).value

@@ -3,10 +3,10 @@ import pytest
 
 pytest.importorskip("cutlass")
 import torch
+from cutlass.cute.runtime import from_dlpack
+from kernels import Gemm, cute
 
 from dglu import emulate
-from kernels import Gemm, cute
-from cutlass.cute.runtime import from_dlpack
 
 
 def operand(rows, k, dtype, major):

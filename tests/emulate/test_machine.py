@@ -4,10 +4,10 @@ import pytest
 pytest.importorskip("cutlass")
 import cutlass
 import torch
-
-from dglu import emulate
 from cutlass import cute
 from cutlass.cute.runtime import from_dlpack
+
+from dglu import emulate
 
 
 @cute.kernel
@@ -94,8 +94,9 @@ def test_the_hooks_are_put_back():
 
 
 def test_worst_approximations_differ_and_stay_in_bounds():
-    from dglu.emulate.numbers import Approx, approx
     import numpy as np
+
+    from dglu.emulate.numbers import Approx, approx
     x = np.linspace(0.1, 1, 64, dtype=np.float32)
     best = approx("ex2", x)
     Approx.worst = True

@@ -623,6 +623,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/dglu/', 'doc_host': '', 'g
             'dglu.emulate.mistakes': { 'dglu.emulate.mistakes.Mistake': ('machine/mistakes.html#mistake', 'dglu/emulate/mistakes.py'),
                                        'dglu.emulate.mistakes.Mistake.ptx': ( 'machine/mistakes.html#mistake.ptx',
                                                                               'dglu/emulate/mistakes.py'),
+                                       'dglu.emulate.mistakes._desc': ('machine/mistakes.html#_desc', 'dglu/emulate/mistakes.py'),
                                        'dglu.emulate.mistakes.aligned_words': ( 'machine/mistakes.html#aligned_words',
                                                                                 'dglu/emulate/mistakes.py'),
                                        'dglu.emulate.mistakes.caught': ('machine/mistakes.html#caught', 'dglu/emulate/mistakes.py'),

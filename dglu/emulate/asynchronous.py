@@ -11,7 +11,7 @@ __all__ = ['TYPES', 'REDUCE', 'Ticket', 'smem_words', 'read_smem', 'write_smem',
            'emit_st_async', 'red_async', 'emit_any_st', 'st_bulk', 'map_replace', 'map_copy', 'emit_tensormap',
            'try_cancel', 'emit_clc', 'unread_stores']
 
-# %% ../../nbs/machine/21_async.ipynb #cb64ed97
+# %% ../../nbs/machine/21_async.ipynb #ae26d6bb
 from collections import deque
 
 import numpy as np
@@ -19,11 +19,11 @@ import numpy as np
 from . import tma
 from .barriers import barrier_at, cta_at, each
 from .engine import LEAVE, Async, Engine, force, issue
-from .loadstore import SHARED_WINDOW, address, here, ld_generic, say, segment, shadow_of
+from .loadstore import SHARED_WINDOW, address, here, say, shadow_of
 from .memory import RANK_SHIFT, Knowledge, check_read, check_write, race
-from .numbers import i8, u1, u4, u8
-from .translate import CODE, LANES, RUNTIME, Fault, Gen, Mods, Unmodelled, emits, get, lanes, put, runtime, width
-from .warp import LANE, full, sync
+from .numbers import u1, u4
+from .translate import CODE, EMIT, RUNTIME, Fault, Gen, Mods, emits, get, lanes, put, runtime, width
+from .warp import full, sync
 
 # %% ../../nbs/machine/21_async.ipynb #3e46fc4e
 class Ticket:
@@ -42,7 +42,7 @@ class Ticket:
         "What a waiter learns."
         return Knowledge(1 << self.seg, 1 << self.seg)
 
-# %% ../../nbs/machine/21_async.ipynb #b2b443f3
+# %% ../../nbs/machine/21_async.ipynb #25c9c526
 def smem_words(lo: int, hi: int) -> slice:
     "The 4-byte words of a byte range."
     return slice(lo >> 2, hi + 3 >> 2)
@@ -57,7 +57,8 @@ def read_smem(t: Ticket, cta, idx):
         check_read(sh, idx, t.seg, t.know, t.machine.trace, t.what, proxy=True)
     elif t.machine.checks and np.count_nonzero(sh.wrote[idx] == 0):
         bad = np.flatnonzero(sh.wrote[idx] == 0)[0]
-        raise Fault("uninitialised", f"{t.what()} reads {cta.smem.place} {hex(4 * int(idx.start + bad if isinstance(idx, slice) else idx[bad]))}, which nothing has written.")
+        raise Fault("uninitialised", f"{t.what()} reads {cta.smem.place} {hex(4 * int(idx.start + bad if isinstance(idx, slice) else idx[bad]))}, "
+                                     f"which nothing has written.")
 
 
 def write_smem(t: Ticket, cta, idx):
@@ -130,7 +131,7 @@ def destinations(w, dst: int, bar: int, mask, pair: bool, ins):
             out.append((ctas[r], off, barrier_at(w, at << RANK_SHIFT | bar & 0xFFFFFF, ins)))
     return out
 
-# %% ../../nbs/machine/21_async.ipynb #c77cfece
+# %% ../../nbs/machine/21_async.ipynb #5a6c1361
 def tensor_map(w, addr: int, ins):
     "Decode the 128 bytes at an address."
     if addr % 64:
@@ -157,7 +158,7 @@ def tma_load(w, dst, tmap, coords, bar, mask, m, ins, mode: str, pair: bool):
         dest = destinations(w, int(dst[lane]), int(bar[lane]), None if mask is None else int(mask[lane]), pair, ins)
         plan = plan_tile(w, int(tmap[lane]), [int(c[lane]) for c in coords], dest[0][1], mode, ins)
         a, t = tile_memory(w, plan, ins), Ticket(w, ins)
-        for c, off, _ in dest:
+        for c, _, _ in dest:
             inside(c, int(plan.smem.min()), plan.nbytes, t)
         w.machine.bytes["tma.load"] += plan.nbytes
         if len(dest) > 1:
@@ -175,10 +176,10 @@ def load_halves(t: Ticket, plan, a, dest):
         return tma.read_global(plan, a.data if a else np.zeros(0, u1), a.base if a else 0)
 
     def writer(data):
-        for c, off, bar in dest:
+        for c, _, _ in dest:
             write_smem(t, c, words)
             tma.write_shared(plan, c.smem.data, data)
-        for c, off, bar in dest:
+        for _, _, bar in dest:
             complete(t, bar, plan.nbytes)
     return reader, writer
 
@@ -306,7 +307,7 @@ def bulk_halves(t, n, sdata, s0, sread, outs, bars, reduce, keep):
             complete(t, bar, n)
     return reader, writer
 
-# %% ../../nbs/machine/21_async.ipynb #007c02bd
+# %% ../../nbs/machine/21_async.ipynb #28ff2b21
 def generic_address(g: Gen, mem) -> str:
     "A 64-bit address; 32-bit registers hold shared addresses."
     return address(g, mem, "generic")
@@ -333,17 +334,19 @@ def tensor_copy(g: Gen, ins, m: Mods, reduce):
     if load:
         dst, tmap, bar = ins.args[:3]
         mask = get(g, ins.args[3], "u2") if multicast else "None"
-        g.emit(f"tma_load(w, {shared_address(g, dst)}, {generic_address(g, tmap)}, {coords_of(g, tmap)}, {shared_address(g, bar)}, {mask}, {lanes(g)}, {here(g)}, '{mode}', {pair})")
+        g.emit(f"tma_load(w, {shared_address(g, dst)}, {generic_address(g, tmap)}, {coords_of(g, tmap)}, {shared_address(g, bar)}, {mask}, "
+               f"{lanes(g)}, {here(g)}, '{mode}', {pair})")
     else:
         tmap, src = ins.args[:2]
-        g.emit(f"tma_store(w, {generic_address(g, tmap)}, {coords_of(g, tmap)}, {shared_address(g, src)}, {lanes(g)}, {here(g)}, '{mode}', {reduce!r})")
+        g.emit(f"tma_store(w, {generic_address(g, tmap)}, {coords_of(g, tmap)}, {shared_address(g, src)}, {lanes(g)}, {here(g)}, '{mode}', "
+               f"{reduce!r})")
 
 
 def shared_address(g: Gen, mem) -> str:
     "A shared address in 32 bits, from a register of either size."
     return address(g, mem, "shared")
 
-# %% ../../nbs/machine/21_async.ipynb #e6a69104
+# %% ../../nbs/machine/21_async.ipynb #5ce3ed36
 def plain_bulk(g: Gen, ins, m: Mods, reduce):
     "`cp{.reduce}.async.bulk` without a tensor map."
     spaces = m.prefix("shared", "global")
@@ -358,7 +361,8 @@ def plain_bulk(g: Gen, ins, m: Mods, reduce):
     mask = get(g, rest.pop(0), "u2") if multicast else "None"
     extra = get(g, rest[-1], "u2") if masked else "None"
     where = [shared_wide(g, x) if s.startswith("shared") else generic_address(g, x) for x, s in zip((dst, src), spaces)]
-    g.emit(f"bulk_copy(w, {where[0]}, {where[1]}, {get(g, size, 'u4')}, {bar}, {mask}, {lanes(g)}, {here(g)}, {(reduce, kind) if reduce else None}, {extra})")
+    g.emit(f"bulk_copy(w, {where[0]}, {where[1]}, {get(g, size, 'u4')}, {bar}, {mask}, {lanes(g)}, {here(g)}, "
+           f"{(reduce, kind) if reduce else None}, {extra})")
 
 
 def shared_wide(g: Gen, mem) -> str:
@@ -488,7 +492,7 @@ def emit_st_async(g: Gen, ins, m: Mods, op=None):
     values = ", ".join(get(g, x, f"u{width(CODE[t])}") for x in src)
     g.emit(f"st_async(w, {shared_address(g, ins.args[0])}, ({values},), {shared_address(g, ins.args[2])}, {lanes(g)}, {here(g)}, {op})")
 
-# %% ../../nbs/machine/21_async.ipynb #66317a8f
+# %% ../../nbs/machine/21_async.ipynb #84188398
 def red_async(g: Gen, ins):
     "`red.async`."
     m = Mods(ins)
@@ -497,7 +501,7 @@ def red_async(g: Gen, ins):
 
 
 RUNTIME["emit_red_async"] = red_async
-_plain_st = __import__("dglu.emulate.translate", fromlist=["EMIT"]).EMIT["st"]
+_plain_st = EMIT["st"]
 
 
 @emits("st")
@@ -601,14 +605,15 @@ def emit_clc(g: Gen, ins):
     else:
         put(g, ins.args[0], f"{q}[:, {'xyz'.index(what[-1])}].copy()", "u4")
 
-# %% ../../nbs/machine/21_async.ipynb #82d65c2c
+# %% ../../nbs/machine/21_async.ipynb #4c5164a2
 def unread_stores(e: Engine, cta):
     "Bulk stores whose source disappears with the CTA."
     for w in cta.warps:
-        for lane, (open_, closed) in w.groups.items():
+        for open_, closed in w.groups.values():
             for op in [*open_, *(op for group in closed for op in group)]:
                 if op.state == 0:
-                    raise Fault("race", f"CTA {cta.name} exits before {op.name()} has read its shared memory. Use cp.async.bulk.wait_group.read 0 before the end.")
+                    raise Fault("race", f"CTA {cta.name} exits before {op.name()} has read its shared memory. Use cp.async.bulk.wait_group.read 0 "
+                                        f"before the end.")
 
 
 LEAVE.append(unread_stores)

@@ -9,16 +9,16 @@ __all__ = ['MBARRIER', 'POOL', 'COLLECTIVE', 'MBarrier', 'cta_at', 'barrier_at',
            'cluster_arrive', 'cluster_wait', 'emit_cluster_barrier', 'set_registers', 'emit_setmaxnreg', 'emit_griddep',
            'emit_nanosleep', 'trap', 'emit_trap', 'may_wait', 'may_wait_async']
 
-# %% ../../nbs/machine/20_barriers.ipynb #6b8579c0
+# %% ../../nbs/machine/20_barriers.ipynb #b7604fb3
 import numpy as np
 
-from .loadstore import SHARED_WINDOW, address, here, learn, publish, say, segment
+from .loadstore import address, here, learn, publish, say
 from .memory import RANK_SHIFT, Knowledge
 from .numbers import i8, u4, u8
 from .translate import LANES, Fault, Gen, Mods, Unmodelled, emits, get, lanes, put, runtime
-from .warp import LANE, full, sync, wake
+from .warp import full, sync
 
-# %% ../../nbs/machine/20_barriers.ipynb #946da8a0
+# %% ../../nbs/machine/20_barriers.ipynb #61c6a006
 class MBarrier:
     "One mbarrier object."
 
@@ -29,7 +29,8 @@ class MBarrier:
     def arrive(self, n: int, who):
         "n arrivals; too many are a fault."
         if n > self.pending:
-            raise Fault("barrier over-arrival", f"{who()}: {n} arrivals at {self.name}, whose phase {self.phase} expects only {self.pending} more of {self.count}.")
+            raise Fault("barrier over-arrival", f"{who()}: {n} arrivals at {self.name}, whose phase {self.phase} expects only {self.pending} more "
+                                                f"of {self.count}.")
         self.pending -= n
         self.settle()
 
@@ -37,7 +38,8 @@ class MBarrier:
         "Announce (n > 0) or deliver (n < 0) bytes."
         self.tx += n
         if abs(self.tx) >= 1 << 20:
-            raise Fault("barrier tx-count", f"{who()}: tx-count of {self.name} is {self.tx}, the limit is 2^20 - 1 bytes. Announce as many bytes as arrive.")
+            raise Fault("barrier tx-count", f"{who()}: tx-count of {self.name} is {self.tx}, the limit is 2^20 - 1 bytes. Announce as many bytes "
+                                            f"as arrive.")
         self.settle()
 
     def settle(self):
@@ -57,7 +59,7 @@ class MBarrier:
     def __str__(self):
         return f"{self.name} (phase {self.phase}: {self.pending} of {self.count} arrivals and {self.tx} bytes missing)"
 
-# %% ../../nbs/machine/20_barriers.ipynb #373e224d
+# %% ../../nbs/machine/20_barriers.ipynb #34642e49
 def cta_at(w, addr: int, ins):
     "The CTA of a shared address and the offset in it."
     rank, off = addr >> RANK_SHIFT & 0xFF, addr & 0xFFFFFF
@@ -72,7 +74,8 @@ def barrier_at(w, addr: int, ins) -> MBarrier:
     c, off = cta_at(w, addr, ins)
     bar = c.mbarriers.get(off)
     if bar is None:
-        raise Fault("barrier misuse", f"{say(w, ins)}: there is no initialised mbarrier at {off:#x} of CTA {c.name}. Known: {', '.join(hex(k) for k in sorted(c.mbarriers)) or 'none'}.")
+        raise Fault("barrier misuse", f"{say(w, ins)}: there is no initialised mbarrier at {off:#x} of CTA {c.name}. Known: "
+                                      f"{', '.join(hex(k) for k in sorted(c.mbarriers)) or 'none'}.")
     if c.gone:
         raise Fault("barrier misuse", f"{say(w, ins)}: CTA {c.name} has exited, its mbarrier at {off:#x} is gone.")
     return bar
@@ -89,7 +92,7 @@ def each(addr, m):
         return [(first, same)]
     return [(x, act & (addr == addr.dtype.type(x))) for x in sorted(set(addr[act].tolist()))]
 
-# %% ../../nbs/machine/20_barriers.ipynb #f7062fa7
+# %% ../../nbs/machine/20_barriers.ipynb #bfce509a
 @runtime
 def mbar_init(w, addr, count, m, ins):
     "`mbarrier.init`."
@@ -117,7 +120,8 @@ def seen(w, bar: MBarrier, ins):
     "Was the barrier's initialisation ordered before this use?"
     made = getattr(bar, "made", 0)
     if w.machine.races and made and not w.know.seen >> made & 1:
-        raise Fault("race", f"{say(w, ins)} uses {bar.name} before anything orders it after its mbarrier.init. Put fence.mbarrier_init and a barrier between.")
+        raise Fault("race", f"{say(w, ins)} uses {bar.name} before anything orders it after its mbarrier.init. Put fence.mbarrier_init and a "
+                            f"barrier between.")
 
 # %% ../../nbs/machine/20_barriers.ipynb #c364f38c
 @runtime
@@ -295,7 +299,7 @@ def bar_arrive(w, number, threads, m, ins, wait: bool, votes=None):
     learn(w, bar.complete)
     return True
 
-# %% ../../nbs/machine/20_barriers.ipynb #413004cd
+# %% ../../nbs/machine/20_barriers.ipynb #eed476a2
 @runtime
 def bar_result(w, number, how: str):
     "`bar.red`: all, any or the number of predicates that held."
@@ -315,7 +319,8 @@ def emit_bar(g: Gen, ins):
         m.done()
         return sync(g, get(g, ins.args[0], "u4"))
     m.flag("cta", "aligned")
-    verb, how, t = m.one("sync", "arrive", "red"), m.one("popc", "and", "or"), m.one("u32", "pred")
+    verb, how = m.one("sync", "arrive", "red"), m.one("popc", "and", "or")
+    m.one("u32", "pred")
     m.done()
     args = ins.args[1:] if verb == "red" else ins.args
     votes = get(g, args[-1], "p") if verb == "red" else "None"
@@ -397,7 +402,7 @@ def emit_setmaxnreg(g: Gen, ins):
     sync(g)
     g.emit(f"if set_registers(w, {ins.args[0].value}, {grow}, {here(g)}) is None: return -2")
 
-# %% ../../nbs/machine/20_barriers.ipynb #308823fd
+# %% ../../nbs/machine/20_barriers.ipynb #ce9873d9
 @emits("griddepcontrol")
 def emit_griddep(g: Gen, ins):
     "Earlier kernels have finished, later ones wait anyway."
@@ -426,9 +431,11 @@ COLLECTIVE = {"shfl", "vote", "match", "redux", "elect", "bar", "barrier", "setm
 
 def may_wait(ins) -> bool:
     "Does the instruction begin a block, because it may have to be tried again?"
-    return ins.op in COLLECTIVE or (ins.op == "mbarrier" and "try_wait" in ins.mods) or (ins.op in ("tcgen05", "cp", "tensormap") and may_wait_async(ins))
+    return (ins.op in COLLECTIVE or (ins.op == "mbarrier" and "try_wait" in ins.mods)
+            or (ins.op in ("tcgen05", "cp", "tensormap") and may_wait_async(ins)))
 
 
 def may_wait_async(ins) -> bool:
     "Asynchronous instructions that synchronise lanes or wait."
-    return "aligned" in ins.mods or "wait_group" in ins.mods or "wait_all" in ins.mods or (ins.op == "tcgen05" and bool({"wait", "alloc"} & {x.split("::")[0] for x in ins.mods}))
+    heads = {x.split("::")[0] for x in ins.mods}
+    return bool(heads & {"aligned", "wait_group", "wait_all"}) or (ins.op == "tcgen05" and bool(heads & {"wait", "alloc"}))

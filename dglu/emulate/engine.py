@@ -7,17 +7,17 @@ __all__ = ['SMEM_LIMIT', 'LEAVE', 'Launch', 'check_limits', 'Cta', 'Cluster', 'K
            'start_cluster', 'room', 'run_kernel', 'loop', 'step', 'shear', 'guarded', 'instruction_of', 'time_out',
            'who_waits', 'finish_warp', 'Async', 'issue', 'land', 'settle', 'force', 'count_warp', 'tally']
 
-# %% ../../nbs/machine/23_engine.ipynb #3b1860e9
+# %% ../../nbs/machine/23_engine.ipynb #9b0a982a
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
 import numpy as np
 
-import dglu.emulate.floats
-from .barriers import NamedBarrier, may_wait
+import dglu.emulate.floats  # noqa: F401 -- registers its instructions
+from .barriers import may_wait
 from .loadstore import make_symbols, param_offsets, segment
-from .memory import Global, Knowledge, Shadow, Shared, Trace
-from .numbers import u1, u4
+from .memory import Global, Knowledge, Shared, Trace
+from .numbers import u1
 from .ptx import parse
 from .translate import LANES, Fault, Program, Unmodelled, translate
 from .warp import Split, Warp, full, run_warp, wake
@@ -171,11 +171,12 @@ def load_kernel(text: str, name: str) -> Kernel:
         _KERNELS[text, name] = Kernel(name, translate(fn, may_wait, make_symbols(layout)), static, local, regs, arrays)
     return _KERNELS[text, name]
 
-# %% ../../nbs/machine/23_engine.ipynb #33b78567
+# %% ../../nbs/machine/23_engine.ipynb #bb5e57e7
 class Engine:
     "Runs kernels. `order` is eager or adversarial; `races` tracks happens-before."
 
-    def __init__(self, order: str = "eager", seed: int = 0, checks: bool = True, races: bool | None = None, sms: int = 148, discover=lambda: (), timeline: bool = False, strict: bool = False):
+    def __init__(self, order: str = "eager", seed: int = 0, checks: bool = True, races: bool | None = None, sms: int = 148, discover=lambda: (),
+                 timeline: bool = False, strict: bool = False):
         self.strict = strict
         self.order, self.checks, self.sms = order, checks, sms
         self.races = (order == "adversarial") if races is None else races

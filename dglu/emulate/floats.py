@@ -9,14 +9,31 @@ __all__ = ['LIFT', 'LOWER', 'FMA', 'SIGN', 'PACKED', 'TOP', 'FLOATS', 'lift', 's
            'exact_root', 'emit_function', 'elements', 'clamp_finite', 'emit_cvt_packed', 'to_tf32', 'int_to_f32',
            'float_source', 'emit_cvt_float', 'emit_cvt_int', 'emit_cvt', 'emit_cvt_pack']
 
-# %% ../../nbs/machine/16_floats.ipynb #5f45ba65
+# %% ../../nbs/machine/16_floats.ipynb #8c161070
 import numpy as np
 
 from .integers import FLOAT, INTS
-from .numbers import (TINY, Approx, BOUND, FUNCTIONS, approx, encode_narrow, f2, f4, f8, fma_f32, from_bf16, ftz, i4, i8, odd_sum, perturb, to_bf16, to_f16,
-                                  to_f32, to_int, to_narrow, u1, u2, u4, u8, values)
+from dglu.emulate.numbers import (
+    FUNCTIONS,
+    Approx,
+    approx,
+    f4,
+    f8,
+    fma_f32,
+    from_bf16,
+    ftz,
+    odd_sum,
+    perturb,
+    to_bf16,
+    to_f16,
+    to_f32,
+    to_int,
+    to_narrow,
+    u4,
+    values,
+)
 from .ptx import Op
-from .translate import CODE, Gen, Mods, Unmodelled, emits, get, put, runtime, width
+from .translate import CODE, EMIT, Gen, Mods, Unmodelled, emits, get, put, runtime, width
 
 # %% ../../nbs/machine/16_floats.ipynb #7ab4debe
 for _f in (from_bf16, to_bf16, to_f16, to_f32, to_int, to_narrow, fma_f32, odd_sum, ftz, approx, values):
@@ -86,7 +103,7 @@ def emit_float_sum(g: Gen, ins, m: Mods, t: str):
         raise Unmodelled(ins, f"rounding .{mode}")
     lower(g, ins, expr, out, flush, sat)
 
-# %% ../../nbs/machine/16_floats.ipynb #d44522be
+# %% ../../nbs/machine/16_floats.ipynb #b5849282
 def emit_float_mul(g: Gen, ins, m: Mods, t: str):
     "`mul`."
     mode, flush, sat = m.one("rn", "rz", "rm", "rp", default="rn"), m.flag("ftz"), m.flag("sat")
@@ -110,7 +127,7 @@ def odd_f32(s):
 @runtime
 def fma_f64(a, b, c):
     "float64 fused multiply-add by splitting the product exactly (Dekker, Knuth)."
-    split = lambda x: (lambda t: (t - (t - x), x - (t - (t - x))))(x * 134217729.0)
+    def split(x): return (lambda t: (t - (t - x), x - (t - (t - x))))(x * 134217729.0)
     (ah, al), (bh, bl) = split(a), split(b)
     p = a * b
     e = ((ah * bh - p) + ah * bl + al * bh) + al * bl
@@ -118,7 +135,7 @@ def fma_f64(a, b, c):
     back = s - p
     return np.where(np.isfinite(e), s + (((p - (s - back)) + (c - back)) + e), s)
 
-# %% ../../nbs/machine/16_floats.ipynb #9911b1c7
+# %% ../../nbs/machine/16_floats.ipynb #2ccaf28d
 FMA = {"f32": "fma_f32({a}, {b}, {c}, '{mode}')", "f64": "fma_f64({a}, {b}, {c})",
        "f16": "odd_sum(np.multiply({a}, {b}, dtype=f8), {c}.astype(f8))", "bf16": "odd_f32(odd_sum(np.multiply({a}, {b}, dtype=f8), {c}.astype(f8)))"}
 
@@ -140,7 +157,8 @@ def emit_fma(g: Gen, ins):
 
 
 FLOAT.update(add=emit_float_sum, sub=emit_float_sum, mul=emit_float_mul)
-emits("mad")(lambda g, ins, _int=__import__("dglu.emulate.translate", fromlist=["EMIT"]).EMIT["mad"]: (_int if ins.mods[-1] in INTS else emit_fma)(g, ins))
+_integer_mad = EMIT["mad"]
+emits("mad")(lambda g, ins: (_integer_mad if ins.mods[-1] in INTS else emit_fma)(g, ins))
 
 # %% ../../nbs/machine/16_floats.ipynb #d70837fb
 @runtime
@@ -294,7 +312,7 @@ def elements(g: Gen, ins, t: str) -> list[str]:
     cut = "" if fmt in ("e4m3", "e5m2", "ue8m0") else " & u2(63)"
     return [g.let(f"values('{fmt}')[{h}{' & u2(255)' if not cut else cut}]"), g.let(f"values('{fmt}')[{h} >> u2(8){cut}]")]
 
-# %% ../../nbs/machine/16_floats.ipynb #bd357b6e
+# %% ../../nbs/machine/16_floats.ipynb #6d0b04ba
 @runtime
 def clamp_finite(x, top):
     "`.satfinite` for F16 and BF16: overflow and infinity become the largest finite value."
@@ -311,8 +329,8 @@ def emit_cvt_packed(g: Gen, ins, m: Mods, d: str, s: str):
     m.done()
     lo, hi = elements(g, ins, s)
     if fmt in TOP:
-        fix = lambda x: f"relu({x})" if clamp else x
-        cut = lambda x: f"clamp_finite({x}, {TOP[fmt]})" if sat else x
+        def fix(x): return f"relu({x})" if clamp else x
+        def cut(x): return f"clamp_finite({x}, {TOP[fmt]})" if sat else x
         x = [f"to_{fmt}({fix(cut(v))}, '{mode}')" for v in (lo, hi)]
         return put(g, ins.args[0], f"pack({x[0]}, {x[1]})", "u4")
     x = [g.let(f"to_narrow({v}, '{fmt}', '{mode}', {clamp})") for v in (lo, hi)]
@@ -359,7 +377,7 @@ def emit_cvt_float(g: Gen, ins, m: Mods, d: str, s: str):
                 bf16=f"to_bf16({narrow}, '{mode}')", tf32=f"to_tf32({x}, '{mode}')")[d]
     put(g, ins.args[0], f"ftz({form})" if flush and d == "f32" else form, dict(f16="u2", bf16="u2", tf32="u4").get(d, CODE[d]))
 
-# %% ../../nbs/machine/16_floats.ipynb #e60258f5
+# %% ../../nbs/machine/16_floats.ipynb #e1602806
 FLOATS = {"f16", "bf16", "f32", "f64", "tf32"}
 
 
@@ -373,7 +391,8 @@ def emit_cvt_int(g: Gen, ins, m: Mods, d: str, s: str):
         return put(g, ins.args[0], f"to_int({f'ftz({x})' if flush and s == 'f32' else x}, '{mode or 'rzi'}', '{d}')", CODE[d])
     x = get(g, ins.args[1], CODE[s])
     if d in FLOATS:
-        form = dict(f32=f"int_to_f32({x}, '{mode}')", f64=f"{x}.astype(f8)", f16=f"to_f16({x}.astype(f8), '{mode}')", bf16=f"to_bf16(odd_f32({x}.astype(f8)), '{mode}')")[d]
+        form = dict(f32=f"int_to_f32({x}, '{mode}')", f64=f"{x}.astype(f8)", f16=f"to_f16({x}.astype(f8), '{mode}')",
+                    bf16=f"to_bf16(odd_f32({x}.astype(f8)), '{mode}')")[d]
         return put(g, ins.args[0], f"saturate({form})" if sat else form, dict(f16="u2", bf16="u2").get(d, CODE[d]))
     if sat:
         info = np.iinfo(CODE[d])
@@ -397,14 +416,14 @@ def emit_cvt(g: Gen, ins):
     else:
         raise Unmodelled(ins)
 
-# %% ../../nbs/machine/16_floats.ipynb #6bc5c8d3
+# %% ../../nbs/machine/16_floats.ipynb #47af4c8c
 def emit_cvt_pack(g: Gen, ins):
     "`cvt.pack.sat.u8.s32.b32 d, a, b, c`: two saturated integers, in front of c shifted up."
     m = Mods(ins)
     m.flag("pack")
     m.flag("sat")
     extra = m.one("b32")
-    s, d = m.type(), m.type()
+    d = (m.type(), m.type())[1]             # the source is always s32
     m.done()
     n, info = int(d[1:]), np.iinfo(CODE[d])
     x = [f"(np.clip({get(g, o, 'i4')}.astype(i8), {info.min}, {info.max}).astype(u4) & u4({(1 << n) - 1}))" for o in ins.args[1:3]]

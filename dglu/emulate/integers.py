@@ -10,10 +10,10 @@ __all__ = ['INTS', 'SUMS', 'LOGIC', 'BITS', 'PRMT', 'COMPARE', 'UNORDERED', 'FLO
            'emit_prmt', 'compared', 'emit_setp', 'emit_set', 'emit_selp', 'emit_slct', 'emit_int_minmax',
            'emit_int_sign', 'emit_sad', 'emit_dp4a', 'pack', 'unpack', 'emit_mov', 'keep_view', 'emit_either']
 
-# %% ../../nbs/machine/15_integers.ipynb #4b4c4eeb
+# %% ../../nbs/machine/15_integers.ipynb #db8f461b
 import numpy as np
 
-from .numbers import f4, f8, from_bf16, i4, i8, u1, u2, u4, u8
+from .numbers import f8, from_bf16, i8, u1, u4, u8
 from .ptx import Op
 from .translate import CODE, LANES, Gen, Mods, Unmodelled, emits, get, put, runtime, width
 
@@ -247,7 +247,7 @@ def bfi(f, b, pos, length):
     mask = one << k
     return (b & ~mask) | (f << k & mask)
 
-# %% ../../nbs/machine/15_integers.ipynb #add85131
+# %% ../../nbs/machine/15_integers.ipynb #f483e719
 @emits("bfe", "bfi")
 def emit_bitfield(g: Gen, ins):
     "`bfe`, `bfi`."
@@ -273,7 +273,8 @@ def clz(a):
 def brev(a):
     "Reverse the bits."
     n = a.dtype.itemsize
-    return np.packbits(np.unpackbits(a.view(u1).reshape(-1, n), axis=1, bitorder="little"), axis=1).reshape(-1, n)[:, ::1].copy()[:, ::-1].copy().view(a.dtype).ravel()
+    mirrored = np.packbits(np.unpackbits(a.view(u1).reshape(-1, n), axis=1, bitorder="little"), axis=1)
+    return mirrored[:, ::-1].copy().view(a.dtype).ravel()
 
 # %% ../../nbs/machine/15_integers.ipynb #7157d939
 @runtime
@@ -324,10 +325,11 @@ def emit_prmt(g: Gen, ins):
         c = f"np.array({words}, u4)[{c} & {1 if mode == 'rc16' else 3}]"
     put(g, ins.args[0], f"prmt({a}, {b}, {c})", "u4")
 
-# %% ../../nbs/machine/15_integers.ipynb #9b0482ef
+# %% ../../nbs/machine/15_integers.ipynb #a1a81fcf
 COMPARE = dict(eq="{a} == {b}", ne="{a} != {b}", lt="{a} < {b}", le="{a} <= {b}", gt="{a} > {b}", ge="{a} >= {b}",
                lo="{a} < {b}", ls="{a} <= {b}", hi="{a} > {b}", hs="{a} >= {b}")
-UNORDERED = dict(equ="~(({a} < {b}) | ({a} > {b}))", neu="{a} != {b}", ltu="~({a} >= {b})", leu="~({a} > {b})", gtu="~({a} <= {b})", geu="~({a} < {b})",
+UNORDERED = dict(equ="~(({a} < {b}) | ({a} > {b}))", neu="{a} != {b}", ltu="~({a} >= {b})", leu="~({a} > {b})",
+                 gtu="~({a} <= {b})", geu="~({a} < {b})",
                  num="({a} == {a}) & ({b} == {b})", nan="({a} != {a}) | ({b} != {b})")
 
 

@@ -8,7 +8,7 @@ __all__ = ['ATTRIBUTES', 'P', 'I', 'L', 'RUNTIME_CALLS', 'CudaLike', 'storage', 
            'pack_params', 'start', 'callback', 'pointers', 'ptx_of', 'emulated_module', 'load_library', 'Machine',
            'setup', 'machine', 'patched', 'swap', 'tensor_init', 'keep_ptx', 'emulated_executor']
 
-# %% ../../nbs/machine/24_launch.ipynb #5c329067
+# %% ../../nbs/machine/24_launch.ipynb #2f0335a3
 import contextlib
 import ctypes
 import gc
@@ -20,7 +20,7 @@ from ctypes import c_int32, c_int64, c_void_p
 import numpy as np
 
 import dglu.emulate.asynchronous
-import dglu.emulate.tensor
+import dglu.emulate.tensor  # noqa: F401 -- registers its instructions
 from .engine import Engine, Launch, load_kernel, run_kernel, tally
 from .numbers import Approx, u1
 from .translate import Fault
@@ -58,7 +58,7 @@ def living_tensors():
             with contextlib.suppress(Exception):
                 yield storage(o)
 
-# %% ../../nbs/machine/24_launch.ipynb #673523d5
+# %% ../../nbs/machine/24_launch.ipynb #6f226ffc
 class Host:
     "State of the replaced runtime, shared by all machines."
     machine = None          # the active one
@@ -75,7 +75,8 @@ def handle(value) -> int:
     return n
 
 
-ATTRIBUTES = {16: lambda m: m.engine.sms, 97: lambda m: 227 * 1024, 75: lambda m: m.capability[0], 76: lambda m: m.capability[1], 10: lambda m: 32, 8: lambda m: 48 * 1024,
+ATTRIBUTES = {16: lambda m: m.engine.sms, 97: lambda m: 227 * 1024, 75: lambda m: m.capability[0], 76: lambda m: m.capability[1], 10: lambda m: 32,
+              8: lambda m: 48 * 1024,
               81: lambda m: 228 * 1024, 1: lambda m: 1024, 12: lambda m: 65536, 82: lambda m: 65536, 39: lambda m: 2048}
 
 
@@ -153,14 +154,16 @@ def start(kernel: int, grid, block, cluster, dynamic: int, args: int) -> int:
     run_kernel(m.engine, k, Launch(grid, block, cluster, dynamic, 0, 0, pack_params(k, args)))
     return 0
 
-# %% ../../nbs/machine/24_launch.ipynb #e528d832
+# %% ../../nbs/machine/24_launch.ipynb #7c31097e
 P, I, L = c_void_p, c_int32, c_int64
 RUNTIME_CALLS = {"_cudaLibraryLoadData": (load_data, [P, P, P, P, I, P, P, I]), "_cudaLibraryGetKernel": (get_kernel, [P, P, P]),
                  "_cudaGetDevice": (lambda out: write(c_int32, out, 0), [P]), "_cudaDeviceGetAttribute": (device_attribute, [P, I, I]),
                  "_cudaFuncSetAttribute": (lambda *_: 0, [P, I, I]), "_cudaKernelSetAttributeForDevice": (lambda *_: 0, [P, I, I, I]),
-                 "_cuKernelGetAttribute": (kernel_attribute, [P, I, P, I]), "_cudaOccupancyMaxActiveBlocksPerMultiprocessor": (occupancy, [P, P, I, L]),
+                 "_cuKernelGetAttribute": (kernel_attribute, [P, I, P, I]),
+                 "_cudaOccupancyMaxActiveBlocksPerMultiprocessor": (occupancy, [P, P, I, L]),
                  "_cudaLaunchKernel": (launch, [P, I, I, I, I, I, I, P, L, P]), "_cudaLaunchKernelEx": (launch_ex, [P, P, P]),
-                 "_cudaGetDeviceCount": (lambda out: write(c_int32, out, 1), [P]), "_cudaSetDevice": (lambda d: 0, [I]), "_cudaDeviceSynchronize": (lambda: 0, [])}
+                 "_cudaGetDeviceCount": (lambda out: write(c_int32, out, 1), [P]), "_cudaSetDevice": (lambda d: 0, [I]),
+                 "_cudaDeviceSynchronize": (lambda: 0, [])}
 
 
 def callback(name: str):
@@ -177,7 +180,7 @@ def callback(name: str):
         Host.callbacks[name] = ctypes.CFUNCTYPE(c_int32, *types)(guarded)
     return Host.callbacks[name]
 
-# %% ../../nbs/machine/24_launch.ipynb #0ce783e8
+# %% ../../nbs/machine/24_launch.ipynb #373504d9
 def pointers(*items):
     "An array of addresses, as the packed call convention wants it."
     return (c_void_p * len(items))(*[ctypes.addressof(x) for x in items])
@@ -187,7 +190,8 @@ def ptx_of(compiled) -> str:
     "The PTX that was kept at compile time."
     text = getattr(getattr(compiled, "artifacts", None), "PTX", None)
     if not text:
-        raise Fault("launch", "this function was compiled without keeping its PTX. Compile it inside `with dglu.emulate.machine():`, or set CUTE_DSL_KEEP=ptx before importing cutlass.")
+        raise Fault("launch", "this function was compiled without keeping its PTX. Compile it inside `with dglu.emulate.machine():`, or set "
+                              "CUTE_DSL_KEEP=ptx before importing cutlass.")
     if "\n" not in text:
         with open(text) as f:
             text = f.read()
@@ -215,7 +219,7 @@ def load_library(engine):
     lib, err, dev = c_void_p(), c_int32(), c_int32(0)
     inner = c_void_p(ctypes.addressof(lib))
     outer = c_void_p(ctypes.addressof(inner))
-    call = lambda name, *a: ctypes.CFUNCTYPE(c_int32, c_void_p)(engine.raw_lookup(name))(pointers(*a))
+    def call(name, *a): return ctypes.CFUNCTYPE(c_int32, c_void_p)(engine.raw_lookup(name))(pointers(*a))
     call("cuda_init", inner, err)
     call("cuda_load_to_device", inner, dev, err)
     engine.keep = (lib, inner, outer)
@@ -247,11 +251,12 @@ class Machine:
         "(round, CTA, warp, block, how it ended, what it waits for) of every turn, if `timeline=True` was asked for."
         return self.engine.timeline or []
 
-# %% ../../nbs/machine/24_launch.ipynb #57aa167d
+# %% ../../nbs/machine/24_launch.ipynb #bc52d252
 def setup(arch: str = "sm_100a"):
     "Prepare the environment of CuTe DSL; must run before `import cutlass`."
     if "cutlass" in sys.modules and os.environ.get("CUTE_DSL_ARCH", "") != arch:
-        raise RuntimeError(f"cutlass was imported with CUTE_DSL_ARCH={os.environ.get('CUTE_DSL_ARCH', '')!r}; {arch!r} must be set before `import cutlass`. "
+        raise RuntimeError(f"cutlass was imported with CUTE_DSL_ARCH={os.environ.get('CUTE_DSL_ARCH', '')!r}; {arch!r} must be set "
+                           "before `import cutlass`. "
                            f"Call dglu.emulate.setup({arch!r}) first, in a fresh process.")
     os.environ["CUTE_DSL_ARCH"] = arch
 

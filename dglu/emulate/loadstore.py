@@ -11,12 +11,11 @@ __all__ = ['STEP', 'SHIFT', 'SHARED_WINDOW', 'LOCAL_WINDOW', 'SPACES', 'ATOMIC',
            'atomic', 'scatter_atomic', 'emit_atom', 'emit_cvta', 'emit_isspacep', 'emit_mapa', 'emit_getctarank',
            'emit_hint', 'emit_policy', 'tile_rows', 'ldmatrix', 'stmatrix', 'stmatrix_b8', 'emit_matrix']
 
-# %% ../../nbs/machine/19_loadstore.ipynb #e723167f
+# %% ../../nbs/machine/19_loadstore.ipynb #9fc23744
 import numpy as np
 
-from .integers import int_div
 from .memory import RANK_SHIFT, Knowledge, Shadow, bank_passes, check_read, check_write, race
-from .numbers import f2, f4, f8, from_bf16, i4, i8, to_bf16, u1, u2, u4, u8
+from .numbers import f2, f4, from_bf16, i8, to_bf16, u1, u2, u4, u8
 from .ptx import Op
 from .translate import CODE, LANES, RUNTIME, Fault, Gen, Mods, Unmodelled, emits, get, lanes, put, runtime, width
 from .warp import LANE, SPECIAL, full, sync
@@ -113,7 +112,7 @@ def place(w, act, total: int, ins):
     rel = act - u8(a.base)
     return None if np.count_nonzero(rel > u8(a.data.size - total)) else (a, rel)
 
-# %% ../../nbs/machine/19_loadstore.ipynb #39f16988
+# %% ../../nbs/machine/19_loadstore.ipynb #10bc4e94
 def words_of(rel, total: int):
     "Indices of the 4-byte words that lanes touch."
     first = (rel >> rel.dtype.type(2)).astype(i8)
@@ -130,7 +129,7 @@ def shadow_of(a):
 def global_race(w, a, rel, total: int, ins, write: bool):
     "Ordered against other warps and asynchronous operations?"
     sh, idx = shadow_of(a), words_of(rel, total)
-    for table, verb in ((sh.wrote, "wrote"), (sh.read, "read")) if write else ((sh.wrote, "wrote"),):
+    for table in (sh.wrote, sh.read) if write else (sh.wrote,):
         hit = sh.unknown(table, idx, w.know.seen)
         if hit:
             race(a.name, f"byte {hit[0] * 4}", w.machine.trace.name(hit[1]), say(w, ins), "Order them with a barrier, or release and acquire.")
@@ -209,7 +208,7 @@ def strong_store(w, act, how: str):
     for x in set(act.tolist()):
         publish(w, w.machine.flags.setdefault(x, Knowledge()), how)
 
-# %% ../../nbs/machine/19_loadstore.ipynb #c3ef313d
+# %% ../../nbs/machine/19_loadstore.ipynb #93e427e1
 def shared_of(w, act, total: int, ins, cluster: bool):
     "The CTA that the addresses belong to, and byte offsets."
     ranks = act >> u4(RANK_SHIFT)
@@ -219,22 +218,25 @@ def shared_of(w, act, total: int, ins, cluster: bool):
     c = w.cta
     if rank != c.rank:
         if not cluster or rank >= len(c.cluster.ctas):
-            raise Fault("out of bounds", f"{say(w, ins)}: shared address {int(act[0]):#x} belongs to CTA rank {rank}, this is rank {c.rank} of {len(c.cluster.ctas)}.")
+            raise Fault("out of bounds", f"{say(w, ins)}: shared address {int(act[0]):#x} belongs to CTA rank {rank}, this is rank {c.rank} of "
+                                         f"{len(c.cluster.ctas)}.")
         c = c.cluster.ctas[rank]
         if c.gone:
-            raise Fault("out of bounds", f"{say(w, ins)}: CTA rank {rank} has exited; its shared memory is gone. Keep it alive with a cluster barrier.")
+            raise Fault("out of bounds", f"{say(w, ins)}: CTA rank {rank} has exited; its shared memory is gone. Keep it alive with a cluster "
+                                         f"barrier.")
     off = act & u4(0xFFFFFF)
     if np.count_nonzero(off > u4(c.smem.size - total)) or np.count_nonzero(off < u4(1024)):
-        raise Fault("out of bounds", f"{say(w, ins)}: shared offset {int(off.max()):#x} (lowest {int(off.min()):#x}) lies outside [0x400, {c.smem.size:#x}).")
+        raise Fault("out of bounds", f"{say(w, ins)}: shared offset {int(off.max()):#x} (lowest {int(off.min()):#x}) lies outside [0x400, "
+                                     f"{c.smem.size:#x}).")
     return c, off
 
-# %% ../../nbs/machine/19_loadstore.ipynb #fb4ac80c
+# %% ../../nbs/machine/19_loadstore.ipynb #da666e00
 def shared_check(w, c, off, total: int, ins, write: bool):
     "Initialised? Ordered?"
     sh = c.smem.shadow
     idx = words_of(off, total)
     if w.machine.races:
-        what = lambda: say(w, ins)
+        def what(): return say(w, ins)
         (check_write if write else check_read)(sh, idx, w.seg, w.know, w.machine.trace, what)
         w.machine.trace.note(w.seg, ins)
     elif write:
@@ -398,8 +400,9 @@ def special(w, name, code: str, plain=RUNTIME["special"]):
         w.special[key] = np.full(LANES, base + name[1], u8).astype(code)
     return w.special[key]
 
-# %% ../../nbs/machine/19_loadstore.ipynb #0ceb007b
-SPACES = {"global": "global", "const": "global", "shared": "shared", "shared::cta": "shared", "shared::cluster": "shared", "local": "local", "param": "param",
+# %% ../../nbs/machine/19_loadstore.ipynb #b088b864
+SPACES = {"global": "global", "const": "global", "shared": "shared", "shared::cta": "shared", "shared::cluster": "shared", "local": "local",
+          "param": "param",
           "param::entry": "param", "param::func": "param"}
 
 
@@ -463,7 +466,7 @@ def emit_st(g: Gen, ins):
     extra = ", True" if cluster else ""
     g.emit(f"st_{space}(w, {address(g, ins.args[0], space)}, ({', '.join(values)},), {n}, {lanes(g)}, '{how}', {here(g)}{extra})")
 
-# %% ../../nbs/machine/19_loadstore.ipynb #4faf19a4
+# %% ../../nbs/machine/19_loadstore.ipynb #5cef4cbd
 def half_op(f, from_, to):
     "An operation on 16-bit floats through float32."
     return lambda a, b: to(f(from_(a), from_(b)))
@@ -471,8 +474,10 @@ def half_op(f, from_, to):
 
 _f16 = (lambda a: a.view(f2).astype(f4), lambda x: x.astype(f2).view(u2))
 _bf16 = (from_bf16, to_bf16)
-ATOMIC = {"add": lambda a, b: a + b, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "exch": lambda a, b: b,
-          "inc": lambda a, b: np.where(a >= b, a.dtype.type(0), a + a.dtype.type(1)), "dec": lambda a, b: np.where((a == 0) | (a > b), b, a - b.dtype.type(1))}
+ATOMIC = {"add": lambda a, b: a + b, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+          "exch": lambda a, b: b,
+          "inc": lambda a, b: np.where(a >= b, a.dtype.type(0), a + a.dtype.type(1)),
+          "dec": lambda a, b: np.where((a == 0) | (a > b), b, a - b.dtype.type(1))}
 
 
 def atomic_fn(op: str, t: str):
@@ -543,7 +548,7 @@ def scatter_atomic(w, space, addr, vals, op, t, m, how, ins, compare):
             o[lane] = v[lane]
     return tuple(out)
 
-# %% ../../nbs/machine/19_loadstore.ipynb #80855641
+# %% ../../nbs/machine/19_loadstore.ipynb #938d0fcb
 @emits("atom", "red")
 def emit_atom(g: Gen, ins):
     "`atom`, `red`, scalar and vector, with memory order and scope."
@@ -551,7 +556,7 @@ def emit_atom(g: Gen, ins):
     if m.flag("async"):
         return RUNTIME["emit_red_async"](g, ins)
     t = m.type()
-    vec = m.one("v2", "v4", "v8")
+    m.one("v2", "v4", "v8")
     op = m.one(*ATOMIC, "cas")
     space = m.one("global", "shared", "shared::cta", "shared::cluster", default="generic")
     how = m.one("relaxed", "acquire", "release", "acq_rel", default="relaxed")
@@ -565,7 +570,8 @@ def emit_atom(g: Gen, ins):
     compare = "None"
     if op == "cas":
         compare, values, op = values[0], [get(g, args[2], code)], "exch"
-    v = g.let(f"atomic(w, '{SPACES.get(space, 'generic')}', {where}, ({', '.join(values)},), '{op}', '{t}', {lanes(g)}, '{how}', {here(g)}, {compare})")
+    v = g.let(f"atomic(w, '{SPACES.get(space, 'generic')}', {where}, ({', '.join(values)},), '{op}', '{t}', {lanes(g)}, '{how}', {here(g)}, "
+              f"{compare})")
     if ins.op == "atom":
         for i, d in enumerate(ins.args[0].value if ins.args[0].kind == "vec" else (ins.args[0],)):
             put(g, d, f"{v}[{i}]", code)
@@ -667,7 +673,7 @@ def stmatrix_b8(w, addr, regs, m, ins):
     whole[:8 * k] = rows
     st_shared(w, addr, tuple(np.ascontiguousarray(whole.T)), 4, LANE < 8 * k, "weak", ins)
 
-# %% ../../nbs/machine/19_loadstore.ipynb #79dfead3
+# %% ../../nbs/machine/19_loadstore.ipynb #11db8e35
 @emits("ldmatrix", "stmatrix")
 def emit_matrix(g: Gen, ins):
     "`ldmatrix`, `stmatrix` of 8x8 16-bit tiles, and `stmatrix.m16n8.b8`."
@@ -687,4 +693,5 @@ def emit_matrix(g: Gen, ins):
             put(g, d, f"{v}[{i}]", "u4")
     else:
         regs = ", ".join(get(g, x, "u4") for x in vec)
-        g.emit(f"stmatrix_b8(w, {a}, ({regs},), {lanes(g)}, {here(g)})" if t == "b8" else f"stmatrix(w, {a}, ({regs},), {trans}, {lanes(g)}, {here(g)})")
+        g.emit(f"stmatrix_b8(w, {a}, ({regs},), {lanes(g)}, {here(g)})" if t == "b8"
+               else f"stmatrix(w, {a}, ({regs},), {trans}, {lanes(g)}, {here(g)})")

@@ -6,13 +6,13 @@
 __all__ = ['RANK_SHIFT', 'RESERVED', 'POISON', 'Allocation', 'Global', 'Trace', 'Knowledge', 'distinct', 'Shadow', 'race',
            'check_read', 'check_write', 'Shared', 'bank_passes']
 
-# %% ../../nbs/machine/17_memory.ipynb #78936441
+# %% ../../nbs/machine/17_memory.ipynb #a387be52
 from bisect import bisect_right
 from collections import Counter
 
 import numpy as np
 
-from .numbers import i8, u1, u4, u8
+from .numbers import u1
 from .translate import Fault
 
 # %% ../../nbs/machine/17_memory.ipynb #15957e57
@@ -138,7 +138,7 @@ class Shadow:
                 return int(word), s
         return None
 
-# %% ../../nbs/machine/17_memory.ipynb #97bb2b53
+# %% ../../nbs/machine/17_memory.ipynb #eedb4d41
 def race(place: str, word, first: str, second: str, why: str):
     "Raise the fault of two unordered accesses."
     raise Fault("race", f"{second} and {first} touch {place} {word} with nothing that orders them. {why}")
@@ -156,17 +156,19 @@ def check_read(sh: Shadow, idx, seg: int, know: Knowledge, trace: Trace, what, p
     if proxy:
         hit = sh.unknown(sh.wrote, idx, know.proxied)
         if hit:
-            raise Fault("proxy", f"{what()} reads {sh.place} {hex(hit[0] * scale)} through the async proxy; {trace.name(hit[1])} wrote it through the generic one. "
+            raise Fault("proxy", f"{what()} reads {sh.place} {hex(hit[0] * scale)} through the async proxy; {trace.name(hit[1])} wrote it "
+                                 "through the generic one. "
                                  "Put fence.proxy.async between the store and the barrier.")
     sh.read[idx] = seg
 
-# %% ../../nbs/machine/17_memory.ipynb #748b0931
+# %% ../../nbs/machine/17_memory.ipynb #758240c3
 def check_write(sh: Shadow, idx, seg: int, know: Knowledge, trace: Trace, what, scale: int = 4):
     "A write of words `idx`: ordered after the last write and the last read."
     for table, verb in ((sh.wrote, "written"), (sh.read, "read")):
         hit = sh.unknown(table, idx, know.seen)
         if hit:
-            race(sh.place, hex(hit[0] * scale), f"{trace.name(hit[1])}, by which it was {verb},", what(), "Release the buffer (barrier, wait_group.read, commit) before it is written again.")
+            race(sh.place, hex(hit[0] * scale), f"{trace.name(hit[1])}, by which it was {verb},", what(),
+                 "Release the buffer (barrier, wait_group.read, commit) before it is written again.")
     sh.wrote[idx] = seg
     sh.read[idx] = 0
 

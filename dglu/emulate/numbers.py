@@ -72,13 +72,13 @@ def encode_narrow(x: np.ndarray,     # float64
     nan = 0x7F if fmt in ("e4m3", "e5m2") else int(np.argmax(grid == top))
     return np.where(np.isnan(x), nan, code).astype(u1)
 
-# %% ../../nbs/machine/11_numbers.ipynb #bac1ea46
+# %% ../../nbs/machine/11_numbers.ipynb #216701c3
 @lru_cache(None)
 def narrow_table(fmt: str, mode: str, relu: bool) -> np.ndarray:
     "Codes for every pattern of the top 16 bits of a float32, the lowest of which is sticky."
     bits = np.arange(65536, dtype=u4) << 16
     exact = bits.view(f4).astype(f8)
-    sticky = (bits | u4(0x8000)).view(f4).astype(f8)     # odd patterns stand for a bit more than the pattern without its last bit
+    # Odd patterns stand for a bit more than the pattern without its last bit.
     base = (bits & u4(0xFFFE0000) | u4(0x8000)).view(f4).astype(f8)
     x = np.where(np.arange(65536) & 1, base, exact)
     nan = (bits & u4(0x7F800000) == 0x7F800000) & (bits & u4(0x7F0000) != 0)

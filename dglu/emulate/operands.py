@@ -46,7 +46,7 @@ def decode_smem_desc(desc: int) -> SmemDesc:  # 64 bits
         (desc & 0x3FFF) << 4, (desc >> 16 & 0x3FFF) << 4, (desc >> 32 & 0x3FFF) << 4, DESC_SWIZZLE[desc >> 61]
     )
 
-# %% ../../nbs/machine/13_operands.ipynb #cc30e698
+# %% ../../nbs/machine/13_operands.ipynb #46c6a90b
 K_OF = {"f16": 16, "tf32": 8, "f8f6f4": 32, "i8": 32, "mxf8f6f4": 32, "mxf4": 64, "mxf4nvf4": 64}
 F8F6F4 = {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"}
 AB_TYPES = {
@@ -87,7 +87,7 @@ def decode_instr_desc(desc: int,  # 32 bits
                       ) -> InstrDesc:
     "Instruction descriptor (PTX ISA 9.7.16.4.2, tables 42 to 44)."
     need(kind in K_OF, "tcgen05.mma: kind", kind, f"modelled are {sorted(K_OF)}")
-    bit = lambda low, n=1: desc >> low & (1 << n) - 1  # noqa: E731
+    def bit(low, n=1): return desc >> low & (1 << n) - 1
     mx, fp4 = kind.startswith("mx"), kind.startswith("mxf4")
     need(bit(2) == 0, "instruction descriptor: sparsity", 1, "sparse matrices are not modelled")
     reserved = 1 << 6 | (0b11 << 0 | 1 << 3 | 0b111 << 24 if mx else 1 << 23 | 1 << 29) | (1 << 12 if fp4 else 0)

@@ -165,7 +165,7 @@ def statements(text: str):
             fresh = False
         pos += 1
 
-# %% ../../nbs/machine/10_ptx.ipynb #68c756c0
+# %% ../../nbs/machine/10_ptx.ipynb #2829304e
 DIRECTIVE = re.compile(r"\.(version|target|address_size|file|loc|reqntid|maxntid|minnctapersm|maxnreg|reqnctapercluster|"
                        r"explicitcluster|maxclusterrank|blocksareclusters|noreturn|abi_preserve|abi_preserve_control)\b[^;{]*$")
 
@@ -173,7 +173,8 @@ DIRECTIVE = re.compile(r"\.(version|target|address_size|file|loc|reqntid|maxntid
 def depth_brace(text: str, start: int, pos: int) -> bool:
     "Is the brace at `pos` part of an operand or an initialiser (not the body of a function)?"
     head = text[start:pos].strip()
-    return bool(head) and not re.match(r"(\.visible|\.weak|\.entry|\.func|\.extern|\.section|\.reqntid|\.maxn|\.minn|\.reqn|\.expl|\.maxc|\.bloc)", head)
+    return bool(head) and not re.match(r"(\.visible|\.weak|\.entry|\.func|\.extern|\.section|\.reqntid|\.maxn|\.minn|\.reqn|\.expl|\.maxc|\.bloc)",
+                                       head)
 
 # %% ../../nbs/machine/10_ptx.ipynb #b1fbf5ec
 SIZES = dict(b8=1, s8=1, u8=1, b16=2, s16=2, u16=2, f16=2, bf16=2, b32=4, s32=4, u32=4, f32=4, f16x2=4, bf16x2=4,

@@ -9,17 +9,17 @@ __all__ = ['ROWS', 'COLS', 'SHAPES', 'KINDS', 'CP_SHAPES', 'tensor_memory', 'fin
            'operand_words', 'emit_tc_mma', 'tc_cp', 'tc_commit', 'emit_tc_cp', 'emit_tc_commit', 'tc_shift',
            'emit_tcgen05']
 
-# %% ../../nbs/machine/22_tensor.ipynb #1a1d4926
+# %% ../../nbs/machine/22_tensor.ipynb #47c74766
 import numpy as np
 
 from . import tensorcore, tma, tmem
 from .asynchronous import Ticket, read_smem, shared_address
-from .barriers import barrier_at, cta_at
+from .barriers import barrier_at
 from .engine import LEAVE, Async, Engine, force, issue
 from .loadstore import here, say, st_shared
-from .memory import RANK_SHIFT, Knowledge, Shadow, check_read, check_write, distinct, race
-from .numbers import i8, u1, u2, u4, u8
-from .translate import LANES, Fault, Gen, Mods, Op, Unmodelled, emits, get, lanes, put, runtime, view
+from .memory import RANK_SHIFT, Knowledge, Shadow, distinct, race
+from .numbers import u4
+from .translate import LANES, Fault, Gen, Mods, Unmodelled, emits, get, lanes, put, runtime
 from .warp import LANE, full, sync
 
 # %% ../../nbs/machine/22_tensor.ipynb #7f34a411
@@ -87,7 +87,7 @@ def tmem_alloc(w, dst, n, pair: bool, m, ins):
     w.alloc = None
     return True
 
-# %% ../../nbs/machine/22_tensor.ipynb #e200ba2a
+# %% ../../nbs/machine/22_tensor.ipynb #04502fdd
 @runtime
 def tmem_dealloc(w, addr, n, pair: bool, m, ins):
     "`tcgen05.dealloc`."
@@ -111,16 +111,18 @@ def tmem_dealloc(w, addr, n, pair: bool, m, ins):
 def leaked(e: Engine, cta):
     "Every allocation must be freed before the CTA exits."
     if cta.tmem_used:
-        raise Fault("tensor memory leak", f"CTA {cta.name} exits with columns {cta.tmem_used} (start: columns) still allocated. Call tcgen05.dealloc.")
+        raise Fault("tensor memory leak", f"CTA {cta.name} exits with columns {cta.tmem_used} (start: columns) still allocated. Call "
+                                          f"tcgen05.dealloc.")
 
 
 LEAVE.append(leaked)
 
-# %% ../../nbs/machine/22_tensor.ipynb #b4cda41e
+# %% ../../nbs/machine/22_tensor.ipynb #17f7c383
 def owned(cta, lo: int, hi: int, what):
     "Columns [lo, hi) belong to an allocation."
     if not any(s <= lo and hi <= s + n for s, n in cta.tmem_used.items()):
-        raise Fault("out of bounds", f"{what()}: TMEM columns [{lo}, {hi}) of CTA {cta.name} are not allocated; in use (start: columns): {cta.tmem_used}.")
+        raise Fault("out of bounds", f"{what()}: TMEM columns [{lo}, {hi}) of CTA {cta.name} are not allocated; in use (start: columns): "
+                                     f"{cta.tmem_used}.")
 
 
 def first_blank(blank, rows, cols) -> tuple[int, int]:
@@ -159,7 +161,8 @@ def touch_tmem(t: Ticket, cta, rows, cols, write: bool, read: bool = True):
     for table in (wrote, seen) if write else (wrote,):
         for s in distinct(table[rows, cols]):
             if s and not t.know.seen >> s & 1:
-                race(f"TMEM of CTA {cta.name}", f"columns from {cols.start if isinstance(cols, slice) else int(np.min(cols))}", e.trace.name(s), t.what(), "Wait for it (tcgen05.wait, or a commit and its mbarrier) before.")
+                race(f"TMEM of CTA {cta.name}", f"columns from {cols.start if isinstance(cols, slice) else int(np.min(cols))}", e.trace.name(s),
+                     t.what(), "Wait for it (tcgen05.wait, or a commit and its mbarrier) before.")
     if write:
         wrote[rows, cols], seen[rows, cols] = t.seg, 0
     if read and not write:
@@ -270,7 +273,7 @@ def emit_tc_ldst(g: Gen, ins, m: Mods, verb: str):
         put(g, x, f"{v}[{i}]", "u4")
     g.pending = {x.value for x in regs} | g.pending
 
-# %% ../../nbs/machine/22_tensor.ipynb #a3ac75de
+# %% ../../nbs/machine/22_tensor.ipynb #bd419f6b
 def tc_queue(w) -> list:
     "Operations of one thread follow one another: products, copies, shifts, commits."
     return w.cta.__dict__.setdefault(f"queue{w.index}", [])
@@ -293,9 +296,11 @@ def tc_mma(w, kind, pair, d, a, b, idesc, enable, a_tmem: bool, sf, scale_vec, s
         ctas = peers(w, pair)
         if pair and w.cta.rank & 1 and False:
             raise Fault("illegal", f"{say(w, ins)}: the odd CTA of a pair issues.")
-        extra = {} if sf is None else dict(sfa_taddr=int(sf[0][lane]), sfb_taddr=int(sf[1][lane]), scale_vec=tensorcore.scales_along_k(kind, scale_vec))
+        extra = {} if sf is None else dict(sfa_taddr=int(sf[0][lane]), sfb_taddr=int(sf[1][lane]),
+                                           scale_vec=tensorcore.scales_along_k(kind, scale_vec))
         try:
-            plan = tensorcore.mma_plan(kind, len(ctas), int(idesc[lane]), int(a[lane]), int(b[lane]), int(d[lane]), a_in_tmem=a_tmem, enable_d=bool(enable[lane]),
+            plan = tensorcore.mma_plan(kind, len(ctas), int(idesc[lane]), int(a[lane]), int(b[lane]), int(d[lane]), a_in_tmem=a_tmem,
+                                       enable_d=bool(enable[lane]),
                                        scale_d=scale_d, disable_lanes=None if disable is None else tuple(int(x[lane]) for x in disable), **extra)
         except tma.DataPlaneError as x:
             raise Fault("illegal descriptor", f"{say(w, ins)}: {x}") from x
@@ -307,7 +312,7 @@ def tc_mma(w, kind, pair, d, a, b, idesc, enable, a_tmem: bool, sf, scale_vec, s
             tensor_memory(c)
         issue(e, Async(t.what, *mma_halves(t, plan, ctas)), tc_queue(w))
 
-# %% ../../nbs/machine/22_tensor.ipynb #066735b5
+# %% ../../nbs/machine/22_tensor.ipynb #8036355f
 def mma_halves(t: Ticket, plan, ctas):
     "Reader and writer of a product, with its checks."
     smems, tmems, drows = [c.smem.data for c in ctas], [c.tmem for c in ctas], lanes_of(plan.d_lane_mask)
@@ -317,7 +322,8 @@ def mma_halves(t: Ticket, plan, ctas):
             for pieces in (plan.a_smem, plan.b_smem):
                 if pieces is not None:
                     if int(pieces.max()) + 16 > c.smem.size:
-                        raise Fault("out of bounds", f"{t.what()}: operand bytes up to {int(pieces.max()) + 16:#x} lie outside the shared memory of CTA {c.name} ({c.smem.size:#x}).")
+                        raise Fault("out of bounds", f"{t.what()}: operand bytes up to {int(pieces.max()) + 16:#x} lie outside the shared memory "
+                                                     f"of CTA {c.name} ({c.smem.size:#x}).")
                     read_smem(t, c, operand_words(pieces))
             for cols, rows in ((plan.a_cols, drows), (plan.sfa_cols, slice(0, 32)), (plan.sfb_cols, slice(0, 32))):
                 if cols is not None:
@@ -347,7 +353,7 @@ def operand_words(pieces: np.ndarray):
         _WORDS[key] = (pieces, np.unique(((pieces[:, None] >> 2) + np.arange(4)).ravel()))
     return _WORDS[key][1]
 
-# %% ../../nbs/machine/22_tensor.ipynb #dc8a0c4b
+# %% ../../nbs/machine/22_tensor.ipynb #cb457c34
 KINDS = {f"kind::{k}": k for k in ("f16", "tf32", "f8f6f4", "i8", "mxf8f6f4", "mxf4", "mxf4nvf4")}
 
 
@@ -368,11 +374,12 @@ def emit_tc_mma(g: Gen, ins, m: Mods, pair: bool):
         rest = rest[1:]
     enable = get(g, rest[0], "p")
     scale_d = rest[1].value if len(rest) > 1 else 0
-    taddr = lambda x: g.let(get(g, x.value[0], "u4") + (f" + u4({x.offset})" if x.offset else ""))
+    def taddr(x): return g.let(get(g, x.value[0], "u4") + (f" + u4({x.offset})" if x.offset else ""))
     first = taddr(a) if a.kind == "mem" else get(g, a, "u8")
-    g.emit(f"tc_mma(w, '{kind}', {pair}, {taddr(d)}, {first}, {get(g, b, 'u8')}, {get(g, idesc, 'u4')}, {enable}, {a.kind == 'mem'}, {sf}, {vec!r}, {scale_d}, {disable}, {lanes(g)}, {here(g)})")
+    g.emit(f"tc_mma(w, '{kind}', {pair}, {taddr(d)}, {first}, {get(g, b, 'u8')}, {get(g, idesc, 'u4')}, {enable}, {a.kind == 'mem'}, {sf}, "
+           f"{vec!r}, {scale_d}, {disable}, {lanes(g)}, {here(g)})")
 
-# %% ../../nbs/machine/22_tensor.ipynb #2def5a79
+# %% ../../nbs/machine/22_tensor.ipynb #82a16a01
 @runtime
 def tc_cp(w, addr, desc, shape: str, multicast, fmt, pair: bool, m, ins):
     "`tcgen05.cp`."
@@ -401,7 +408,7 @@ def tc_cp(w, addr, desc, shape: str, multicast, fmt, pair: bool, m, ins):
 def tc_commit(w, bar, mask, pair: bool, m, ins):
     "`tcgen05.commit`: one arrival when all earlier tensor operations of the thread are done."
     for lane in np.flatnonzero(full(m)):
-        b, ctas = int(bar[lane]), w.cta.cluster.ctas
+        b = int(bar[lane])
         where = [b] if mask is None else [r << RANK_SHIFT | b & 0xFFFFFF for r in range(16) if int(mask[lane]) >> r & 1]
         bars = [barrier_at(w, x, ins) for x in where]
         done = Knowledge(w.know.seen | w.tensor, w.know.proxied | w.tensor) if w.machine.races else None
@@ -413,14 +420,15 @@ def tc_commit(w, bar, mask, pair: bool, m, ins):
                 x.arrive(1, lambda: say(w, ins))
         issue(w.machine, Async(lambda: say(w, ins), lambda: None, writer), tc_queue(w))
 
-# %% ../../nbs/machine/22_tensor.ipynb #31eedfda
+# %% ../../nbs/machine/22_tensor.ipynb #eefde5f9
 CP_SHAPES = ("128x256b", "4x256b", "128x128b", "64x128b", "32x128b")
 
 
 def emit_tc_cp(g: Gen, ins, m: Mods, pair: bool):
     "Text of `tcgen05.cp`."
     shape, multicast = m.one(*CP_SHAPES), m.one("warpx2::02_13", "warpx2::01_23", "warpx4")
-    dst, src = m.one("b8x16"), m.one("b6x16_p32", "b4x16_p64")
+    m.one("b8x16")
+    src = m.one("b6x16_p32", "b4x16_p64")
     m.done()
     mem = ins.args[0]
     a = g.let(get(g, mem.value[0], "u4") + (f" + u4({mem.offset})" if mem.offset else ""))
@@ -441,15 +449,16 @@ def tc_shift(w, addr, pair: bool, m, ins):
     "`tcgen05.shift.down`."
     for lane in np.flatnonzero(full(m)):
         t, a = tc_ticket(w, ins), int(addr[lane])
-        issue(w.machine, Async(t.what, lambda: None, lambda _: [tmem.shift(tensor_memory(c), a) for c in peers(w, pair)]), tc_queue(w))
+        issue(w.machine, Async(t.what, lambda: None, lambda _, a=a: [tmem.shift(tensor_memory(c), a) for c in peers(w, pair)]), tc_queue(w))
 
-# %% ../../nbs/machine/22_tensor.ipynb #b7a9fd89
+# %% ../../nbs/machine/22_tensor.ipynb #baffa81c
 @emits("tcgen05")
 def emit_tcgen05(g: Gen, ins):
     "All tcgen05 instructions."
     m = Mods(ins)
     pair = m.one("cta_group::1", "cta_group::2") == "cta_group::2"
-    verb = m.one("alloc", "dealloc", "relinquish_alloc_permit", "ld", "st", "wait::ld", "wait::st", "mma", "cp", "commit", "shift", "fence::before_thread_sync", "fence::after_thread_sync")
+    verb = m.one("alloc", "dealloc", "relinquish_alloc_permit", "ld", "st", "wait::ld", "wait::st", "mma", "cp", "commit", "shift",
+                 "fence::before_thread_sync", "fence::after_thread_sync")
     if verb in ("mma", "cp", "commit"):
         return {"mma": emit_tc_mma, "cp": emit_tc_cp, "commit": emit_tc_commit}[verb](g, ins, m, pair)
     if verb in ("ld", "st"):

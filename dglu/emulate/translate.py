@@ -7,12 +7,12 @@ __all__ = ['CODE', 'LANES', 'EMIT', 'RUNTIME', 'Unmodelled', 'Fault', 'Mods', 'w
            'view', 'put', 'finish', 'merge', 'old', 'emits', 'runtime', 'emit_instr', 'effect_only', 'under_guard',
            'lanes', 'Block', 'branch', 'table_branch', 'leave', 'translate_block', 'Program', 'translate', 'lazy']
 
-# %% ../../nbs/machine/14_translate.ipynb #84b4acd1
+# %% ../../nbs/machine/14_translate.ipynb #876eb49f
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from .ptx import ENDS, SIZES, Function, Instr, Op, block_starts
+from .ptx import ENDS, Function, Instr, Op, block_starts
 
 # %% ../../nbs/machine/14_translate.ipynb #8d333ef3
 class Unmodelled(NotImplementedError):
@@ -68,10 +68,11 @@ class Mods:
         if self.left:
             raise Unmodelled(self.ins, "modifier ." + ", .".join(self.left))
 
-# %% ../../nbs/machine/14_translate.ipynb #f06e4601
+# %% ../../nbs/machine/14_translate.ipynb #303d2b80
 CODE = dict(b8="u1", u8="u1", s8="i1", b16="u2", u16="u2", s16="i2", f16="f2", bf16="u2", b32="u4", u32="u4", s32="i4", f32="f4", f16x2="u4",
             bf16x2="u4", b64="u8", u64="u8", s64="i8", f64="f8", f32x2="u8", b128="q", pred="p", tf32="f4", s16x2="u4", u16x2="u4",
-            e4m3x2="u2", e5m2x2="u2", e2m1x2="u1", e2m3x2="u2", e3m2x2="u2", ue8m0x2="u2", e4m3x4="u4", e5m2x4="u4", e2m1x4="u2", e2m3x4="u4", e3m2x4="u4")
+            e4m3x2="u2", e5m2x2="u2", e2m1x2="u1", e2m3x2="u2", e3m2x2="u2", ue8m0x2="u2", e4m3x4="u4", e5m2x4="u4", e2m1x4="u2", e2m3x4="u4",
+            e3m2x4="u4")
 LANES = 32
 
 
@@ -120,11 +121,12 @@ class Gen:
         t = CODE[self.fn.regs[reg]]
         return t if t in "pq" else f"u{width(t)}"
 
-# %% ../../nbs/machine/14_translate.ipynb #90c1ded2
+# %% ../../nbs/machine/14_translate.ipynb #04d4a2bd
 def get(g: Gen, op: Op, code: str) -> str:
     "A Python expression for an operand, seen as `code`."
     if op.kind == "imm":
-        return g.const(np.full(LANES, bool(op.value)) if code == "p" else np.full(LANES, op.value, code) if code[0] == "f" else constant(op.value, code))
+        return g.const(np.full(LANES, bool(op.value)) if code == "p" else np.full(LANES, op.value, code) if code[0] == "f"
+                       else constant(op.value, code))
     if op.kind == "fimm":
         return g.const(float_constant(op, code))
     if op.kind == "not":

@@ -8,15 +8,14 @@ __all__ = ['BLOCKED', 'MOVED', 'DONE', 'LANE', 'REDUX', 'SPECIAL', 'Split', 'War
            'match', 'emit_match', 'redux', 'emit_redux', 'elect', 'emit_elect', 'emit_activemask', 'dims',
            'special_value', 'special']
 
-# %% ../../nbs/machine/18_warp.ipynb #157f0d7b
-from collections import Counter, deque
+# %% ../../nbs/machine/18_warp.ipynb #7351baa3
+from collections import Counter
 
 import numpy as np
 
-from .memory import RANK_SHIFT, Knowledge
-from .numbers import f4, i4, i8, u1, u4, u8
-from .ptx import Op
-from .translate import CODE, LANES, Fault, Gen, Mods, Unmodelled, emits, get, lanes, put, runtime
+from .memory import Knowledge
+from .numbers import f4, i8, u4
+from .translate import CODE, LANES, Gen, Mods, emits, get, lanes, put, runtime
 
 # %% ../../nbs/machine/18_warp.ipynb #39442211
 BLOCKED, MOVED, DONE = -2, -1, -3        # what a block may return instead of the next block's number
@@ -223,7 +222,7 @@ def emit_shfl(g: Gen, ins):
     if len(outs) > 1:
         put(g, outs[1], "v_ok", "p")
 
-# %% ../../nbs/machine/18_warp.ipynb #36d67711
+# %% ../../nbs/machine/18_warp.ipynb #ba22363f
 def ballot_word(p, m) -> int:
     "The lanes where p holds, as a word."
     return int((full(m) & p) @ (1 << LANE))
@@ -243,7 +242,8 @@ def vote(p, m, how: str):
 def emit_vote(g: Gen, ins):
     "`vote.sync.all/any/uni.pred`, `.ballot.b32`."
     m = Mods(ins)
-    t, how = m.type(), m.one("all", "any", "uni", "ballot")
+    m.type()
+    how = m.one("all", "any", "uni", "ballot")
     m.flag("sync")
     m.done()
     p, mem = get(g, ins.args[1], "p"), get(g, ins.args[2], "u4")
@@ -334,7 +334,7 @@ def emit_activemask(g: Gen, ins):
 
 runtime(ballot_word)
 
-# %% ../../nbs/machine/18_warp.ipynb #ff22ec7e
+# %% ../../nbs/machine/18_warp.ipynb #7fbfb0cf
 def dims(values) -> dict:
     "Three components under their names."
     return dict(zip("xyz", values))
@@ -352,12 +352,15 @@ def special_value(w, name: str):
         return dict(x=t % x, y=t // x % y, z=t // (x * y))[axis]
     if base in grid:
         return dims(grid[base])[axis]
-    plain = {"laneid": LANE, "warpid": w.index, "nwarpid": len(c.warps), "smid": c.sm, "nsmid": w.machine.sms, "gridid": 0, "is_explicit_cluster": int(c.launch.cluster != (1, 1, 1)),
-             "cluster_ctarank": c.rank, "cluster_nctarank": len(c.cluster.ctas), "dynamic_smem_size": c.launch.dynamic, "total_smem_size": c.smem.size,
-             "lanemask_eq": 1 << LANE, "lanemask_lt": (1 << LANE) - 1, "lanemask_le": (2 << LANE) - 1, "lanemask_gt": 2**32 - (2 << LANE), "lanemask_ge": 2**32 - (1 << LANE)}
+    plain = {"laneid": LANE, "warpid": w.index, "nwarpid": len(c.warps), "smid": c.sm, "nsmid": w.machine.sms, "gridid": 0,
+             "is_explicit_cluster": int(c.launch.cluster != (1, 1, 1)),
+             "cluster_ctarank": c.rank, "cluster_nctarank": len(c.cluster.ctas), "dynamic_smem_size": c.launch.dynamic,
+             "total_smem_size": c.smem.size,
+             "lanemask_eq": 1 << LANE, "lanemask_lt": (1 << LANE) - 1, "lanemask_le": (2 << LANE) - 1, "lanemask_gt": 2**32 - (2 << LANE),
+             "lanemask_ge": 2**32 - (1 << LANE)}
     return plain.get(base)
 
-# %% ../../nbs/machine/18_warp.ipynb #0f2e8fa9
+# %% ../../nbs/machine/18_warp.ipynb #3bdbd7c2
 @runtime
 def special(w, name: str, code: str):
     "A special register as an array of `code`; clocks advance with the machine's rounds."
@@ -370,5 +373,7 @@ def special(w, name: str, code: str):
 
 
 SPECIAL = {f"%{b}.{a}" for b in ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid") for a in "xyz"} | {
-    f"%{b}" for b in ("laneid", "warpid", "nwarpid", "smid", "nsmid", "gridid", "is_explicit_cluster", "cluster_ctarank", "cluster_nctarank", "dynamic_smem_size",
-                      "total_smem_size", "lanemask_eq", "lanemask_lt", "lanemask_le", "lanemask_gt", "lanemask_ge", "clock", "clock64", "clock_hi", "globaltimer", "globaltimer_lo")}
+    f"%{b}" for b in ("laneid", "warpid", "nwarpid", "smid", "nsmid", "gridid", "is_explicit_cluster", "cluster_ctarank", "cluster_nctarank",
+                      "dynamic_smem_size",
+                      "total_smem_size", "lanemask_eq", "lanemask_lt", "lanemask_le", "lanemask_gt", "lanemask_ge", "clock", "clock64", "clock_hi",
+                      "globaltimer", "globaltimer_lo")}

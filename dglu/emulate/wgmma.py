@@ -24,7 +24,7 @@ def decode_wgmma_desc(desc: int) -> SmemDesc:  # 64 bits
     swizzle = ("none", "128B", "64B", "32B")[desc >> 62]
     return SmemDesc((desc & 0x3FFF) << 4, (desc >> 16 & 0x3FFF) << 4, (desc >> 32 & 0x3FFF) << 4, swizzle)
 
-# %% ../../nbs/machine/13d_wgmma.ipynb #454343a0
+# %% ../../nbs/machine/13d_wgmma.ipynb #f45bd9dc
 WGMMA_K = {"f16": 16, "bf16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32, "s8": 32, "u8": 32}
 
 
@@ -45,7 +45,7 @@ def d_fragment(n: int, d_type: str) -> tuple[np.ndarray, np.ndarray]:
     if d_type == "f16":
         return fragment(n, 2)
     row, col = fragment(n, 2)  # pairs, spread over two registers
-    flat = lambda x: x.reshape(-1, 1, 128)  # noqa: E731
+    def flat(x): return x.reshape(-1, 1, 128)
     return flat(row), flat(col)
 
 # %% ../../nbs/machine/13d_wgmma.ipynb #5ae3ffba

@@ -1,3 +1,4 @@
+# ruff: noqa: E402
 """SM100 kernels that the emulator's tests run: written for this purpose, small, and complete."""
 from dglu.emulate import setup
 
@@ -9,6 +10,7 @@ import cutlass.pipeline as pipeline
 import cutlass.utils as utils
 import cutlass.utils.blackwell_helpers as sm100
 from cutlass.cute.nvgpu import cpasync, make_tiled_tma_atom_A, make_tiled_tma_atom_B, tcgen05
+from cutlass.tensor_utils import LayoutEnum
 
 
 class Gemm:
@@ -20,8 +22,8 @@ class Gemm:
 
     @cute.jit
     def __call__(self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor):
-        mma = sm100.make_trivial_tiled_mma(a.element_type, utils.LayoutEnum.from_tensor(a).mma_major_mode(),
-                                           utils.LayoutEnum.from_tensor(b).mma_major_mode(), cutlass.Float32, self.group, self.tile)
+        mma = sm100.make_trivial_tiled_mma(a.element_type, LayoutEnum.from_tensor(a).mma_major_mode(),
+                                           LayoutEnum.from_tensor(b).mma_major_mode(), cutlass.Float32, self.group, self.tile)
         self.type_a, self.type_b = a.element_type, b.element_type
         k = cute.size(mma.shape_mnk, mode=[2]) * 4
         self.tiler = (*self.tile, k)
@@ -118,7 +120,7 @@ class Gemm:
             if leader:
                 acc_pipe.producer_acquire(out)
                 mma.set(tcgen05.Field.ACCUMULATE, False)
-                for i in cutlass.range(kt, unroll=1):
+                for _ in cutlass.range(kt, unroll=1):
                     loads.consumer_wait(state)
                     for kb in cutlass.range(cute.size(fA, mode=[2]), unroll_full=True):
                         at = (None, None, kb, state.index)
@@ -138,8 +140,8 @@ class Gemm:
             state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, 1)
             acc_pipe.consumer_wait(state)
             rows = self.tile[0] // cute.size(mma.thr_id.shape)
-            epi = sm100.compute_epilogue_tile_shape((rows, self.tile[1], self.tiler[2]), self.pair, utils.LayoutEnum.ROW_MAJOR, c.element_type)
-            load = sm100.get_tmem_load_op((rows, self.tile[1], self.tiler[2]), utils.LayoutEnum.ROW_MAJOR, c.element_type, cutlass.Float32, epi, self.pair)
+            epi = sm100.compute_epilogue_tile_shape((rows, self.tile[1], self.tiler[2]), self.pair, LayoutEnum.ROW_MAJOR, c.element_type)
+            load = sm100.get_tmem_load_op((rows, self.tile[1], self.tiler[2]), LayoutEnum.ROW_MAJOR, c.element_type, cutlass.Float32, epi, self.pair)
             acc_epi = cute.flat_divide(acc[((None, None), 0, 0)], epi)
             copy = tcgen05.make_tmem_copy(load, acc_epi[(None, None, 0, 0)])
             mine = copy.get_slice(tid)

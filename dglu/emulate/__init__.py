@@ -1,0 +1,6 @@
+"""A Blackwell machine in software: runs what CuTe DSL compiles for sm_100a on CPU tensors."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
+    "launch": ["machine", "setup", "Machine"], "translate": ["Fault", "Unmodelled"], "engine": ["Engine"]})

@@ -1,0 +1,7 @@
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("CUTE_DSL_ARCH", "sm_100a")      # before anything imports cutlass
+sys.path.insert(0, str(Path(__file__).parent))

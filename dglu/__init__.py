@@ -8,7 +8,7 @@ import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
-    submodules=["layout", "activation", "quant", "contract", "reference", "truth", "api", "nn", "check", "demo", "bench", "cli"],
+    submodules=["layout", "activation", "quant", "contract", "reference", "truth", "api", "nn", "check", "demo", "bench", "cli", "emulate"],
     submod_attrs={
         "api": [
             "GroupedGemmDgluSm100", "GroupedGemmDsreluSm100", "TupleDict",

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dglu.demo import ROUNDING, DemoResult, Run, TinyLM, batches, corpus, draw, loss_of, relative, run_demo, truth
+from dglu.demo import ROUNDING, DemoResult, Run, TinyLM, batches, corpus, draw, draw_gradients, exact_model, loss_of, relative, run_demo, truth
 
 STEPS = 3
 
@@ -38,14 +38,15 @@ def test_the_dglu_run_took_another_path(result):
     assert not torch.equal(result.autograd.gradients[name], result.dglu.gradients[name])
 
 
-def test_every_parameter_is_compared_with_float64(result):
+def test_every_parameter_is_compared_with_the_exact_gradient(result):
     model = TinyLM(context=32)
     rows = result.gradient_rows()
     assert [row[0] for row in rows] == [name for name, _ in model.named_parameters()]
     assert all(p.dtype == torch.float64 for p in result.exact.values())
     assert all(math.isfinite(gap) and gap >= 0 for row in rows for gap in row[1:])
     for name, gap, autograd, dglu in rows:
-        if name.endswith((".w1", ".w2", ".b1")): assert gap <= 7 * ROUNDING and dglu <= 1.5 * autograd + ROUNDING / 4, name
+        assert dglu <= 1.5 * autograd + ROUNDING / 4, name  # tighter than `faults`
+        if name.endswith((".w1", ".w2")): assert gap <= 1.5 * ROUNDING and dglu <= 1.5 * ROUNDING, name  # a few independent roundings, of 0.4 u each
 
 
 def test_the_same_seed_gives_the_same_numbers(result):
@@ -61,13 +62,13 @@ def test_losses_that_part_are_a_fault(result, steps, last):
     assert len(faults) == 1 and f"step {steps - 1}: losses differ" in faults[0]
 
 
-@pytest.mark.parametrize("part, seen", [("w1", True), ("w2", True), ("b1", True), ("router.weight", False)])
+@pytest.mark.parametrize("part", ["moe.w1", "moe.w2", "moe.b1", "moe.router.weight", "qkv.weight"])
 @pytest.mark.parametrize("factor", [1.1, math.nan])
-def test_a_wrong_gradient_of_an_expert_is_a_fault(result, part, seen, factor):
-    name = f"blocks.1.moe.{part}"
+def test_a_wrong_gradient_is_a_fault(result, part, factor):
+    name = f"blocks.1.{part}"
     gradients = result.dglu.gradients | {name: result.autograd.gradients[name] * factor}
     faults = DemoResult(result.autograd, replace(result.dglu, gradients=gradients), result.exact, "").faults()
-    assert [f.split(":")[0] for f in faults] == [name] * seen
+    assert [f.split(":")[0] for f in faults] == [name]
 
 
 def test_relative_is_a_ratio_of_norms():
@@ -84,29 +85,47 @@ def test_batches_are_text_shifted_by_one_and_follow_the_seed():
     assert not torch.equal(data[0][0], batches(text, 5, 3, 16, seed=3)[0][0])
 
 
-def test_truth_leaves_the_model_alone_and_agrees_with_a_finite_difference():
+def test_truth_is_of_the_same_function_and_leaves_the_model_alone():
+    "The loss has the bits of both runs' first loss, so the gradients are of the function that they compute."
     torch.manual_seed(0)
-    model = TinyLM(width=32, hidden=32, experts=2, layers=1, context=8)
+    model = TinyLM(width=32, hidden=32, experts=2, layers=2, context=8)
     inputs, targets = batches(corpus(20_000), 1, 2, 8, seed=0)[0]
     before = copy.deepcopy(model.state_dict())
     exact = truth(model, inputs, targets)
     assert all(torch.equal(v, before[k]) and v.dtype == torch.float32 for k, v in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters()) and exact.keys() == dict(model.named_parameters()).keys()
+    loss = loss_of(model, inputs, targets)
+    for how in ("dglu", "autograd"):
+        for block in model.blocks: block.moe.backward_by = how
+        assert torch.equal(loss_of(model, inputs, targets), loss)
+    assert torch.equal(loss_of(exact_model(model), inputs, targets), loss)
+
+
+def test_truth_agrees_with_float64_to_the_forward_rounding():
+    torch.manual_seed(0)
+    model = TinyLM(width=32, hidden=32, experts=2, layers=1, context=8)
+    inputs, targets = batches(corpus(20_000), 1, 2, 8, seed=0)[0]
     wide = copy.deepcopy(model).double()
     for block in wide.blocks: block.moe.backward_by, block.moe.dtype = "autograd", torch.float64
-    bias, step, sides = wide.blocks[0].moe.b1.data, 1e-5, []
-    for sign in (1, -1):
-        bias[0, 3] += sign * step
-        sides.append(loss_of(wide, inputs, targets).item())
-        bias[0, 3] -= sign * step
-    assert exact["blocks.0.moe.b1"][0, 3].item() == pytest.approx((sides[0] - sides[1]) / (2 * step), rel=1e-4, abs=1e-9)
+    loss_of(wide, inputs, targets).backward()
+    exact = truth(model, inputs, targets)
+    for name, p in wide.named_parameters(): assert relative(exact[name], p.grad) < 4 * ROUNDING, name
 
 
-def test_the_picture_shows_both_runs_and_every_gradient(result):
+def test_the_picture_shows_both_runs_and_their_distance(result):
     plt = pytest.importorskip("matplotlib.pyplot")
     figure = draw(result)
-    left, right = figure.axes
-    assert [list(line.get_ydata()) for line in left.lines] == [result.autograd.losses, result.dglu.losses]
-    assert len(right.lines[0].get_xdata()) == len(result.exact)
+    top, low = figure.axes
+    assert [list(line.get_ydata()) for line in top.lines] == [result.autograd.losses, result.dglu.losses]
+    assert list(low.lines[0].get_ydata()) == pytest.approx([max(gap, 1e-7) for gap in result.loss_gaps()])
+    plt.close(figure)
+
+
+def test_the_gradients_picture_shows_every_parameter_that_is_off(result):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    figure = draw_gradients(result)
+    off = [row for row in result.gradient_rows() if max(row[2:]) > 0]
+    assert list(figure.axes[0].lines[0].get_xdata()) == [row[2] for row in off] and len(off) > 20
     plt.close(figure)
 
 

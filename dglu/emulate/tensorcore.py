@@ -122,7 +122,7 @@ class MmaPlan:
     def sfb_cols(self) -> slice | None:
         return self.scales and slice(self.scales[1], self.scales[1] + -(-self.idesc.n // 32))
 
-# %% ../../nbs/machine/13b_tensorcore.ipynb #88404772
+# %% ../../nbs/machine/13b_tensorcore.ipynb #ffa1fb63
 def scales_along_k(kind: str, qualifier: str | None,  # without the leading dot: "scale_vec::2X", "block32", or None
                    ) -> int:
     "Scale factors along K of a block-scaled MMA."
@@ -163,7 +163,7 @@ def mma_plan(kind: str, cta_group: int, idesc: int,  # 32 bits
     i = decode_instr_desc(idesc, kind)
     mx = kind.startswith("mx")
     ms = {1: (128,) if mx else (64, 128), 2: (128, 256)}[cta_group]
-    step = 8 if (i.m, cta_group) == (64, 1) else 16
+    step = 8 if cta_group == 1 and (mx or i.m == 64) else 16
     need(i.m in ms, f"tcgen05.mma: M for cta_group::{cta_group}, kind::{kind}", i.m,
          f"must be {' or '.join(map(str, ms))}")
     need(0 < i.n <= 256 and i.n % step == 0, "tcgen05.mma: N", i.n, f"must be a multiple of {step} up to 256")
@@ -222,7 +222,7 @@ def _scale_a(plan: MmaPlan, tmem: np.ndarray, part: Part) -> np.ndarray:
     ) & np.uint32(255)
     return (values("ue8m0") if plan.idesc.scale_type == "ue8m0" else values("e4m3")[np.arange(256) & 127])[byte]
 
-# %% ../../nbs/machine/13b_tensorcore.ipynb #d61e1355
+# %% ../../nbs/machine/13b_tensorcore.ipynb #f1bfef6b
 def _matrix_a(plan: MmaPlan, smem: np.ndarray, tmem: np.ndarray, part: Part) -> np.ndarray:  # float32 (rows, k)
     i = plan.idesc
     bits = storage_bits(i.a_type, i.kind)
@@ -230,6 +230,11 @@ def _matrix_a(plan: MmaPlan, smem: np.ndarray, tmem: np.ndarray, part: Part) -> 
         words = region(tmem, part, plan.a, i.k * bits // 32)
         return to_float(np.ascontiguousarray(words).reshape(part.rows, -1).view(np.uint8), i.a_type, i.kind, "tmem")
     return to_float(operand_bytes(smem, plan.a, i.a_major, plan.a_rows, i.k, bits), i.a_type, i.kind)
+
+
+def _extreme(*scales: np.ndarray) -> bool:
+    "Whether a scaled operand or product may leave float32's range although the result doesn't: 2^127 of A against 2^-127 of B."
+    return not all(((s >= 2.0**-40) & (s <= 2.0**40) | (s == 0)).all() for s in scales)
 
 
 _POOL: dict[
@@ -259,10 +264,13 @@ def mma_read(
                 sb = scale_factors(tmems[r], plan.scales[1], i.b_sf_id, i.n, per_k, i.scale_type, quarters, "B")[
                     part.n0 : part.n1
                 ]
-                x = (x.reshape(part.rows, per_k, -1) * _scale_a(plan, tmems[r], part)[..., None]).reshape(part.rows, -1)
+                sa = _scale_a(plan, tmems[r], part)
+                if _extreme(sa, sb):
+                    x, y = x.astype(np.float64), y.astype(np.float64)
+                x = (x.reshape(part.rows, per_k, -1) * sa[..., None]).reshape(part.rows, -1)
                 y = (y.reshape(len(y), per_k, -1) * sb[..., None]).reshape(len(y), -1)
-            pool = _POOL.setdefault((len(x), len(y), precision), [])
-            product = pool.pop() if pool else np.empty((len(x), len(y)), precision)
+            pool = _POOL.setdefault((len(x), len(y), x.dtype.type), [])
+            product = pool.pop() if pool else np.empty((len(x), len(y)), x.dtype)
             with np.errstate(all="ignore"):
                 np.matmul(x * sign if sign < 0 else x, y.T, out=product)
             row.append(product)

@@ -6,8 +6,8 @@ setup()
 
 import cutlass
 import cutlass.cute as cute
+import cutlass.memory as memory
 import cutlass.pipeline as pipeline
-import cutlass.utils as utils
 import cutlass.utils.blackwell_helpers as sm100
 from cutlass.cute.nvgpu import cpasync, make_tiled_tma_atom_A, make_tiled_tma_atom_B, tcgen05
 from cutlass.tensor_utils import LayoutEnum
@@ -193,7 +193,7 @@ class BlockScaledGemm:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         bx, _, _ = cute.arch.block_idx()
         v = bx % self.ctas
-        smem = utils.SmemAllocator()
+        smem = memory.SmemAllocator()
         st = smem.allocate(self.storage)
         one, peers = pipeline.CooperativeGroup(pipeline.Agent.Thread), cute.size(vmnk, mode=[1]) + cute.size(vmnk, mode=[2]) - 1
         loads = pipeline.PipelineTmaUmma.create(
@@ -202,7 +202,7 @@ class BlockScaledGemm:
         done = pipeline.PipelineUmmaAsync.create(
             num_stages=1, producer_group=one, consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, 128 * self.ctas),
             barrier_storage=st.done.data_ptr(), cta_layout_vmnk=vmnk)
-        tmem = utils.TmemAllocator(st.tmem.ptr, barrier_for_retrieve=pipeline.NamedBarrier(barrier_id=1, num_threads=160), allocator_warp_id=0,
+        tmem = memory.TmemAllocator(st.tmem.ptr, barrier_for_retrieve=pipeline.NamedBarrier(barrier_id=1, num_threads=160), allocator_warp_id=0,
                                    is_two_cta=self.pair, two_cta_tmem_dealloc_mbar_ptr=st.dealloc.ptr)
         if cute.size(vmnk) > 1:
             cute.arch.cluster_arrive_relaxed()

@@ -325,7 +325,7 @@ def mma_halves(t: Ticket, plan, ctas):
                         raise Fault("out of bounds", f"{t.what()}: operand bytes up to {int(pieces.max()) + 16:#x} lie outside the shared memory "
                                                      f"of CTA {c.name} ({c.smem.size:#x}).")
                     read_smem(t, c, operand_words(pieces))
-            for cols, rows in ((plan.a_cols, drows), (plan.sfa_cols, slice(0, 32)), (plan.sfb_cols, slice(0, 32))):
+            for cols, rows in ((plan.a_cols, drows), (plan.sfa_cols, slice(0, ROWS)), (plan.sfb_cols, slice(0, ROWS))):
                 if cols is not None:
                     touch_tmem(t, c, rows, columns_of(cols, rows), False)
         return tensorcore.mma_read(plan, smems, tmems, precision=np.float32)

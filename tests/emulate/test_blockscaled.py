@@ -14,8 +14,9 @@ from dglu import emulate, quant
 
 FORMATS = {
     "mxfp8 e4m3": (E4M3, E4M3, E8M0, 32), "mxfp8 e5m2": (E5M2, E5M2, E8M0, 32), "mxfp8 mixed": (E5M2, E4M3, E8M0, 32),
-    "mxfp4": (E2M1, E2M1, E8M0, 32), "nvfp4": (E2M1, E2M1, E4M3, 16),
+    "mxfp4": (E2M1, E2M1, E8M0, 32), "nvfp4": (E2M1, E2M1, E4M3, 16), "fp4 e8m0 16": (E2M1, E2M1, E8M0, 16),
 }
+WIDE = ["mxfp8 e4m3", "mxfp8 e5m2", "mxfp4", "nvfp4"]
 NUMBERS = {E2M1: quant.E2M1, E4M3: quant.E4M3, E5M2: quant.E5M2, E8M0: quant.E8M0}
 
 
@@ -69,12 +70,17 @@ def check(m, n, k, name, majors="kk", **kw):
 
 @pytest.mark.parametrize("n", [64, 128, 192, 256])
 @pytest.mark.parametrize("pair", [False, True], ids=["one CTA", "pair"])
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "mxfp8 mixed"])
+@pytest.mark.parametrize("name", WIDE)
 def test_formats_and_tiles(name, pair, n):
     "Two tiles in N: the second of 64 and of 192 columns begins in the middle of an atom."
     m, k = (256, 256) if pair else (128, 256)
     machine = check(m, 2 * n, k, name, tile=(m, n), cluster=(m // 128, 1), pair=pair)
     assert machine.stats["tensor"]["flops"] == 2 * m * 2 * n * k
+
+
+@pytest.mark.parametrize("name", ["mxfp8 mixed", "fp4 e8m0 16"])
+def test_less_usual_formats(name):
+    check(256, 192, 512, name, tile=(256, 192), cluster=(2, 1), pair=True)
 
 
 @pytest.mark.parametrize("name, tile, cluster, pair", [
@@ -94,6 +100,19 @@ def test_mn_major(majors, pair):
 @pytest.mark.parametrize("name, k", [("mxfp8 e4m3", 1024), ("mxfp4", 1024), ("nvfp4", 1024), ("mxfp8 e4m3", 160), ("mxfp4", 320), ("nvfp4", 320)])
 def test_stages_are_used_again_and_the_last_step_may_be_short(name, k):
     check(256, 128, k, name, tile=(256, 128), cluster=(2, 1), pair=True, orders=[("eager", 0), *(("adversarial", s) for s in range(3))])
+
+
+def test_batches():
+    torch.manual_seed(2)
+    ta, tb, sf, block = FORMATS["nvfp4"]
+    many = [[operand(rows, 256, t, sf, block) for _ in range(3)] for rows, t in ((256, ta), (128, tb))]
+    a, b = ((torch.stack([x[0][..., 0] for x in xs]).permute(1, 2, 0), torch.cat([x[1] for x in xs])) for xs in many)
+    c = torch.full((3, 256, 128), float("nan")).permute(1, 2, 0)
+    args = [wrap(t) for t in (a[0], b[0], a[1], b[1], c)]
+    with emulate.machine(order="adversarial", seed=3):
+        cute.compile(BlockScaledGemm(*FORMATS["nvfp4"], tile=(256, 128), cluster=(2, 1), pair=True), *args)(*args)
+    for i, (x, y) in enumerate(zip(*many)):
+        assert torch.equal(c[..., i].double(), x[2] @ y[2].t())
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -799,6 +799,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/dglu/', 'doc_host': '', 'g
                                                                                  'dglu/emulate/tensorcore.py'),
                                          'dglu.emulate.tensorcore._combine': ( 'machine/tensorcore.html#_combine',
                                                                                'dglu/emulate/tensorcore.py'),
+                                         'dglu.emulate.tensorcore._extreme': ( 'machine/tensorcore.html#_extreme',
+                                                                               'dglu/emulate/tensorcore.py'),
                                          'dglu.emulate.tensorcore._matrix_a': ( 'machine/tensorcore.html#_matrix_a',
                                                                                 'dglu/emulate/tensorcore.py'),
                                          'dglu.emulate.tensorcore._scale_a': ( 'machine/tensorcore.html#_scale_a',

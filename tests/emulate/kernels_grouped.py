@@ -1,0 +1,275 @@
+# ruff: noqa: E402
+"""Persistent SM100 GEMMs: one walks its tiles in a fixed order over experts, one asks the chip for the next tile."""
+from dglu.emulate import setup
+
+setup()
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+import cutlass.utils as utils
+import cutlass.utils.blackwell_helpers as sm100
+from cutlass import AddressSpace, Int32, Int64
+from cutlass.cute.nvgpu import cpasync, make_tiled_tma_atom_A, make_tiled_tma_atom_B, tcgen05
+from cutlass.memory import SmemAllocator, TmemAllocator
+from cutlass.tensor_utils import LayoutEnum, TensorMapManager, TensorMapUpdateMode
+
+EPILOGUE, MMA, TMA, SCHEDULER = range(4), 4, 5, 6        # warps
+Thread, Group = pipeline.Agent.Thread, pipeline.CooperativeGroup
+
+
+def producer(stages):
+    "State of a pipeline's producer before its first stage."
+    return pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, stages)
+
+
+def consumer(stages):
+    "State of a pipeline's consumer before its first stage."
+    return pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, stages)
+
+
+class Persistent:
+    """C = A·Bᵀ in float32, K-major BF16 or FP16 operands: the parts that do not depend on how tiles are handed out."""
+
+    def __init__(self, tile=(128, 128), pair=False, stages=3):
+        self.tile, self.pair, self.stages, self.atoms = tile, pair, stages, 2 if pair else 1
+        self.cluster, self.acc_stages = (self.atoms, 1), 2          # two accumulators: one is stored while the next is computed
+        self.rows = tile[0] // self.atoms                           # of a tile, in one CTA
+
+    def configure(self, a, b):
+        "MMA, shared-memory layouts and TMA atoms of A (M, K) and B (N, K)."
+        group = tcgen05.CtaGroup.TWO if self.pair else tcgen05.CtaGroup.ONE
+        major = LayoutEnum.ROW_MAJOR.mma_major_mode()
+        mma = sm100.make_trivial_tiled_mma(a.element_type, b.element_type, major, major, cutlass.Float32, group, self.tile)
+        self.tiler = (*self.tile, 4 * cute.size(mma.shape_mnk, mode=[2]))
+        self.vmnk = cute.tiled_divide(cute.make_layout((*self.cluster, 1)), (mma.thr_id.shape,))
+        self.sa = sm100.make_smem_layout_a(mma, self.tiler, a.element_type, self.stages)
+        self.sb = sm100.make_smem_layout_b(mma, self.tiler, b.element_type, self.stages)
+        one_a, one_b = (cute.slice_(s, (None, None, None, 0)) for s in (self.sa, self.sb))
+        op = cpasync.CopyBulkTensorTileG2SOp(group)
+        tma_a = make_tiled_tma_atom_A(op, a, one_a, self.tiler, mma, self.vmnk.shape)
+        tma_b = make_tiled_tma_atom_B(op, b, one_b, self.tiler, mma, self.vmnk.shape)
+        self.bytes = self.atoms * (cute.size_in_bytes(a.element_type, one_a) + cute.size_in_bytes(b.element_type, one_b))
+        self.storage = self.make_storage(a.element_type)
+        return mma, tma_a, tma_b
+
+    def make_storage(self, dtype):
+        "Shared memory."
+        @cute.struct
+        class Storage:
+            loaded: cute.struct.MemRange[Int64, self.stages * 2]
+            multiplied: cute.struct.MemRange[Int64, self.acc_stages * 2]
+            scheduled: cute.struct.MemRange[Int64, 2]
+            dealloc: Int64
+            tmem: Int32
+            response: cute.struct.Align[cute.struct.MemRange[Int32, 4], 16]
+            tensormap: cute.struct.Align[cute.struct.MemRange[Int64, 16], 128]
+            sa: cute.struct.Align[cute.struct.MemRange[dtype, cute.cosize(self.sa.outer)], 1024]
+            sb: cute.struct.Align[cute.struct.MemRange[dtype, cute.cosize(self.sb.outer)], 1024]
+        return Storage
+
+    def make_pipelines(self, st, vmnk):
+        "Operands: TMA to MMA; accumulators: MMA to epilogue; tensor memory."
+        loads = pipeline.PipelineTmaUmma.create(num_stages=self.stages, producer_group=Group(Thread), consumer_group=Group(Thread),
+                                                tx_count=self.bytes, barrier_storage=st.loaded.data_ptr(), cta_layout_vmnk=vmnk)
+        accs = pipeline.PipelineUmmaAsync.create(num_stages=self.acc_stages, producer_group=Group(Thread),
+                                                 consumer_group=Group(Thread, 128 * self.atoms),
+                                                 barrier_storage=st.multiplied.data_ptr(), cta_layout_vmnk=vmnk)
+        tmem = TmemAllocator(st.tmem.ptr, barrier_for_retrieve=pipeline.NamedBarrier(barrier_id=1, num_threads=160), allocator_warp_id=0,
+                                   is_two_cta=self.pair, two_cta_tmem_dealloc_mbar_ptr=st.dealloc.ptr)
+        return loads, accs, tmem
+
+    def meet(self):
+        "All CTAs of the cluster have initialised their barriers."
+        if self.pair:
+            cute.arch.cluster_arrive_relaxed()
+            cute.arch.cluster_wait()
+        else:
+            cute.arch.sync_threads()
+
+    def slices(self, atom, smem, parts):
+        "(source in global, target in shared memory) of a TMA atom, one slice for each step along K."
+        return cpasync.tma_partition(atom, 0, cute.make_layout(1), cute.group_modes(smem, 0, 3), cute.group_modes(parts, 0, 3))
+
+    def accumulators(self, mma, tmem):
+        "The accumulators in tensor memory: (…, stage)."
+        shape = cute.append(mma.partition_shape_C(self.tile), self.acc_stages)
+        return cute.make_tensor(tmem.retrieve_ptr(cutlass.Float32), mma.make_fragment_C(shape).layout)
+
+    @cute.jit
+    def multiply_tile(self, mma: cute.TiledMma, loads, accs, state, out, fA: cute.Tensor, fB: cute.Tensor, acc: cute.Tensor, steps: Int32):
+        "One tile's products: wait for each stage of operands, give it back, then hand over the accumulator."
+        accs.producer_acquire(out)
+        mine = acc[(None, None, None, out.index)]
+        mma.set(tcgen05.Field.ACCUMULATE, False)
+        for _ in cutlass.range(steps, unroll=1):
+            loads.consumer_wait(state)
+            for kb in cutlass.range(cute.size(fA, mode=[2]), unroll_full=True):
+                at = (None, None, kb, state.index)
+                cute.gemm(mma, mine, fA[at], fB[at], mine)
+                mma.set(tcgen05.Field.ACCUMULATE, True)
+            loads.consumer_release(state)
+            state.advance()
+        accs.producer_commit(out)
+        out.advance()
+        return mma, state, out
+
+    @cute.jit
+    def store_tile(self, accs, state, acc: cute.Tensor, c: cute.Tensor, row: Int32, col: Int32, last: Int32):
+        "One CTA's share of an accumulator goes to C from (row, col) on; rows from `last` on belong to somebody else."
+        tid, _, _ = cute.arch.thread_idx()
+        shape = (self.rows, self.tile[1], self.tiler[2])
+        epi = sm100.compute_epilogue_tile_shape(shape, self.pair, LayoutEnum.ROW_MAJOR, c.element_type)
+        load = sm100.get_tmem_load_op(shape, LayoutEnum.ROW_MAJOR, c.element_type, cutlass.Float32, epi, self.pair)
+        accs.consumer_wait(state)
+        acc_epi = cute.flat_divide(acc[((None, None), 0, 0, state.index)], epi)
+        copy = tcgen05.make_tmem_copy(load, acc_epi[(None, None, 0, 0)])
+        mine = copy.get_slice(tid)
+        src = mine.partition_S(acc_epi)
+        where = mine.partition_D(cute.flat_divide(cute.make_identity_tensor((self.rows, self.tile[1])), epi))
+        src, where = cute.group_modes(src, 3, cute.rank(src)), cute.group_modes(where, 3, cute.rank(where))
+        for i in cutlass.range(cute.size(src, mode=[3])):
+            reg = cute.make_rmem_tensor(where[(None, None, None, 0)].shape, cutlass.Float32)
+            cute.copy(copy, src[(None, None, None, i)], reg)
+            cute.arch.fence_view_async_tmem_load()
+            self.store_row(reg, where[(None, None, None, i)], c, row, col, last)
+        accs.consumer_release(state)
+        state.advance()
+        return state
+
+    @cute.jit
+    def store_row(self, reg: cute.Tensor, where: cute.Tensor, c: cute.Tensor, row: Int32, col: Int32, last: Int32):
+        "A thread's part of one row, four columns at a time (N is a multiple of 4)."
+        m, n = row + where[0][0], col + where[0][1]
+        if m < last:
+            for j in cutlass.range_constexpr(0, cute.size(reg), 4):
+                if n + j < c.shape[1]:
+                    out = cute.make_tensor((c.iterator + c.layout((m, n + j))).align(16), cute.make_layout(4))
+                    four = cute.make_rmem_tensor(cute.make_layout(4), cutlass.Float32)
+                    for k in cutlass.range_constexpr(4):
+                        four[k] = reg[j + k]
+                    cute.autovec_copy(four, out)
+
+
+class GroupedGemm(Persistent):
+    """C[rows of e] = A[rows of e]·B[e]ᵀ. `b_ptrs` holds the address of each expert's (N, K) matrix, `ends` where each expert's rows end.
+    Rows from ends[-1] on are left alone. `maps`: int64 (CTAs, stages + 1, 16), 128-byte aligned, is scratch for tensor maps."""
+
+    def __init__(self, tile=(128, 128), pair=False, stages=3, update="smem"):
+        super().__init__(tile, pair, stages)
+        self.mode = TensorMapUpdateMode[update.upper()]
+
+    @cute.jit
+    def __call__(self, a: cute.Tensor, b_ptrs: cute.Tensor, ends: cute.Tensor, c: cute.Tensor, maps: cute.Tensor, max_clusters: cutlass.Constexpr):
+        self.dtype = a.element_type
+        b = self.expert_matrix(a, c, Int64(0))                      # a stand-in: its shape is right, its address is not used
+        mma, (ta, ga), (tb, gb) = self.configure(a, b)
+        experts = cute.size(ends)
+        tiles_m = c.shape[0] // self.tile[0] + experts              # each expert may end with a partial tile
+        tiles_n = cute.ceil_div(c.shape[1], self.tile[1])
+        # N runs fastest, so that the rows of a CTA's tiles never go back and experts come in order
+        params = utils.PersistentTileSchedulerParams((tiles_m * self.atoms, tiles_n, 1), (*self.cluster, 1), raster_along_m=False)
+        grid = utils.StaticPersistentTileScheduler.get_grid_shape(params, max_clusters)
+        self.kernel(mma, ta, ga, tb, gb, b_ptrs, ends, c, maps, self.sa, self.sb, self.vmnk, params).launch(grid=grid, block=(192, 1, 1), cluster=(*self.cluster, 1))
+
+    def expert_matrix(self, a, c, address):
+        "B of one expert: (N, K) at an address."
+        ptr = cute.make_ptr(self.dtype, address, AddressSpace.gmem, assumed_align=16)
+        return cute.make_tensor(ptr, cute.make_layout((c.shape[1], a.shape[1]), stride=(a.shape[1], 1)))
+
+    @cute.jit
+    def find_expert(self, ends: cute.Tensor, tile_m: Int32, e: Int32, first: Int32, begin: Int32, end: Int32):
+        "Go on from expert e, whose rows are begin to end and whose first tile is `first`, to the one that owns tile_m."
+        experts = cute.size(ends)
+        while e < experts and tile_m >= first + cute.ceil_div(end - begin, self.tile[0]):
+            first, begin, e = first + cute.ceil_div(end - begin, self.tile[0]), end, e + 1
+            if e < experts:
+                end = ends[e]
+        return e, first, begin, end
+
+    @cute.kernel
+    def kernel(self, mma: cute.TiledMma, ta: cute.CopyAtom, ga: cute.Tensor, tb: cute.CopyAtom, gb: cute.Tensor, b_ptrs: cute.Tensor,
+               ends: cute.Tensor, c: cute.Tensor, maps: cute.Tensor, sa_layout: cute.ComposedLayout, sb_layout: cute.ComposedLayout, vmnk: cute.Layout,
+               params: utils.PersistentTileSchedulerParams):
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        v = cute.arch.block_idx()[0] % self.atoms
+        st = SmemAllocator().allocate(self.storage)
+        loads, accs, tmem = self.make_pipelines(st, vmnk)
+        self.meet()
+        sa = st.sa.get_tensor(sa_layout.outer, swizzle=sa_layout.inner)
+        sb = st.sb.get_tensor(sb_layout.outer, swizzle=sb_layout.inner)
+        steps = cute.ceil_div(ga.shape[1], self.tiler[2])
+        experts = cute.size(ends)
+        sched = utils.StaticPersistentTileScheduler.create(params, cute.arch.block_idx(), cute.arch.grid_dim())
+        work = sched.initial_work_tile_info()
+        e, first, begin, end = Int32(0), Int32(0), Int32(0), ends[0]
+
+        if warp == TMA:
+            manager = TensorMapManager(self.mode, 128)
+            bid = cute.arch.block_idx()[0] + self.atoms * cute.arch.block_idx()[2]
+            slots = self.stages + 1
+            in_smem = st.tensormap.data_ptr()
+            if cutlass.const_expr(self.mode == TensorMapUpdateMode.SMEM):
+                manager.init_tensormap_from_atom(tb, in_smem, TMA)
+            else:
+                for i in cutlass.range_constexpr(slots):
+                    manager.init_tensormap_from_atom(tb, manager.get_tensormap_ptr(maps[(bid, i, None)].iterator), TMA)
+            manager.fence_tensormap_initialization()
+            part = mma.get_slice(v)
+            pB = part.partition_B(cute.local_tile(gb, (self.tile[1], self.tiler[2]), (None, None)))
+            tBs, tBg = self.slices(tb, sb, pB)
+            state, bound, slot = producer(self.stages), Int32(-1), Int32(0)
+            while work.is_valid_tile:
+                tile_m = work.tile_idx[0] // self.atoms
+                e, first, begin, end = self.find_expert(ends, tile_m, e, first, begin, end)
+                if e < experts:
+                    if e != bound:
+                        slot = (slot + 1) % slots
+                        at = manager.get_tensormap_ptr(maps[(bid, slot, None)].iterator)
+                        manager.update_tensormap((self.expert_matrix(ga, c, b_ptrs[e]),), (tb,), (at,), TMA, (in_smem,))
+                        manager.fence_tensormap_update(at)
+                        bound = e
+                    rows = cute.domain_offset((begin + (tile_m - first) * self.tile[0], 0), ga)
+                    pA = part.partition_A(cute.local_tile(rows, (self.tile[0], self.tiler[2]), (0, None)))
+                    tAs, tAg = self.slices(ta, sa, pA)
+                    desc = manager.get_tensormap_ptr(maps[(bid, slot, None)].iterator, AddressSpace.generic)
+                    for k in cutlass.range(steps, unroll=1):
+                        loads.producer_acquire(state)
+                        bar = loads.producer_get_barrier(state)
+                        cute.copy(ta, tAg[(None, k)], tAs[(None, state.index)], tma_bar_ptr=bar)
+                        cute.copy(tb, tBg[(None, work.tile_idx[1], k)], tBs[(None, state.index)], tma_bar_ptr=bar, tma_desc_ptr=desc)
+                        state.advance()
+                sched.advance_to_next_work()
+                work = sched.get_current_work()
+            loads.producer_tail(state)
+
+        if warp == MMA:
+            tmem.wait_for_alloc()
+            acc = self.accumulators(mma, tmem)
+            fA, fB = mma.make_fragment_A(sa), mma.make_fragment_B(sb)
+            state, out = consumer(self.stages), producer(self.acc_stages)
+            if v == 0:
+                while work.is_valid_tile:
+                    e, first, begin, end = self.find_expert(ends, work.tile_idx[0] // self.atoms, e, first, begin, end)
+                    if e < experts:
+                        mma, state, out = self.multiply_tile(mma, loads, accs, state, out, fA, fB, acc, steps)
+                    sched.advance_to_next_work()
+                    work = sched.get_current_work()
+                accs.producer_tail(out)
+
+        if warp < 4:
+            tmem.allocate(512)
+            tmem.wait_for_alloc()
+            acc = self.accumulators(mma, tmem)
+            state = consumer(self.acc_stages)
+            while work.is_valid_tile:
+                tile_m = work.tile_idx[0] // self.atoms
+                e, first, begin, end = self.find_expert(ends, tile_m, e, first, begin, end)
+                if e < experts:
+                    row = begin + (tile_m - first) * self.tile[0] + v * self.rows
+                    state = self.store_tile(accs, state, acc, c, row, work.tile_idx[1] * self.tile[1], end)
+                sched.advance_to_next_work()
+                work = sched.get_current_work()
+            tmem.relinquish_alloc_permit()
+            cute.arch.barrier(barrier_id=2, number_of_threads=128)      # all quarters are read before the columns go
+            tmem.free(tmem.retrieve_ptr(cutlass.Float32))

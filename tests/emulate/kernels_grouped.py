@@ -273,3 +273,95 @@ class GroupedGemm(Persistent):
             tmem.relinquish_alloc_permit()
             cute.arch.barrier(barrier_id=2, number_of_threads=128)      # all quarters are read before the columns go
             tmem.free(tmem.retrieve_ptr(cutlass.Float32))
+
+
+class DynamicGemm(Persistent):
+    """C = A·Bᵀ, dense. The grid has a CTA (or pair) for each tile, but a running one takes over tiles whose CTAs have not started: the
+    scheduler warp asks with clusterlaunchcontrol.try_cancel, everybody reads the answer."""
+
+    @cute.jit
+    def __call__(self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor):
+        mma, (ta, ga), (tb, gb) = self.configure(a, b)
+        tiles_m, tiles_n = cute.ceil_div(c.shape[0], self.tile[0]), cute.ceil_div(c.shape[1], self.tile[1])
+        params = utils.ClcDynamicPersistentTileSchedulerParams((tiles_m * self.atoms, tiles_n, 1), (*self.cluster, 1))
+        grid = params.get_grid_shape()
+        self.kernel(mma, ta, ga, tb, gb, c, self.sa, self.sb, self.vmnk, params).launch(grid=grid, block=(224, 1, 1), cluster=(*self.cluster, 1))
+
+    @cute.jit
+    def next_tile(self, sched, answers, state):
+        "Read the answer about the next tile and give its place back."
+        answers.consumer_wait(state)
+        work = sched.get_current_work()                             # with the proxy fence that the next answer needs
+        answers.consumer_release(state)
+        state.advance()
+        return work, state
+
+    @cute.kernel
+    def kernel(self, mma: cute.TiledMma, ta: cute.CopyAtom, ga: cute.Tensor, tb: cute.CopyAtom, gb: cute.Tensor, c: cute.Tensor,
+               sa_layout: cute.ComposedLayout, sb_layout: cute.ComposedLayout, vmnk: cute.Layout,
+               params: utils.ClcDynamicPersistentTileSchedulerParams):
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        v = cute.arch.block_idx()[0] % self.atoms
+        st = SmemAllocator().allocate(self.storage)
+        loads, accs, tmem = self.make_pipelines(st, vmnk)
+        readers = 32 * (6 * self.atoms + 1)                         # epilogue, MMA and TMA warps of each CTA, and the scheduler itself
+        answers = pipeline.PipelineClcFetchAsync.create(num_stages=1, producer_group=Group(Thread), consumer_group=Group(Thread, readers),
+                                                        tx_count=16, barrier_storage=st.scheduled.data_ptr(), cta_layout_vmnk=vmnk)
+        self.meet()
+        sa = st.sa.get_tensor(sa_layout.outer, swizzle=sa_layout.inner)
+        sb = st.sb.get_tensor(sb_layout.outer, swizzle=sb_layout.inner)
+        steps = cute.ceil_div(ga.shape[1], self.tiler[2])
+        sched = utils.ClcDynamicPersistentTileScheduler.create(params, cute.arch.block_idx(), cute.arch.grid_dim(), st.response.data_ptr())
+        work = sched.initial_work_tile_info()                       # the first tile is the CTA's own
+        read = consumer(1)
+
+        if warp == SCHEDULER:
+            if v == 0:
+                ask = producer(1)
+                while work.is_valid_tile:
+                    answers.producer_acquire(ask)                   # everybody has read the last answer
+                    sched.advance_to_next_work(answers.producer_get_barrier(ask))
+                    ask.advance()
+                    work, read = self.next_tile(sched, answers, read)
+                answers.producer_tail(ask)
+
+        if warp == TMA:
+            part = mma.get_slice(v)
+            pA = part.partition_A(cute.local_tile(ga, (self.tile[0], self.tiler[2]), (None, None)))
+            pB = part.partition_B(cute.local_tile(gb, (self.tile[1], self.tiler[2]), (None, None)))
+            tAs, tAg = self.slices(ta, sa, pA)
+            tBs, tBg = self.slices(tb, sb, pB)
+            state = producer(self.stages)
+            while work.is_valid_tile:
+                for k in cutlass.range(steps, unroll=1):
+                    loads.producer_acquire(state)
+                    bar = loads.producer_get_barrier(state)
+                    cute.copy(ta, tAg[(None, work.tile_idx[0] // self.atoms, k)], tAs[(None, state.index)], tma_bar_ptr=bar)
+                    cute.copy(tb, tBg[(None, work.tile_idx[1], k)], tBs[(None, state.index)], tma_bar_ptr=bar)
+                    state.advance()
+                work, read = self.next_tile(sched, answers, read)
+            loads.producer_tail(state)
+
+        if warp == MMA:
+            tmem.wait_for_alloc()
+            acc = self.accumulators(mma, tmem)
+            fA, fB = mma.make_fragment_A(sa), mma.make_fragment_B(sb)
+            state, out = consumer(self.stages), producer(self.acc_stages)
+            while work.is_valid_tile:
+                if v == 0:
+                    mma, state, out = self.multiply_tile(mma, loads, accs, state, out, fA, fB, acc, steps)
+                work, read = self.next_tile(sched, answers, read)
+            accs.producer_tail(out)
+
+        if warp < 4:
+            tmem.allocate(512)
+            tmem.wait_for_alloc()
+            acc = self.accumulators(mma, tmem)
+            state = consumer(self.acc_stages)
+            while work.is_valid_tile:
+                row = work.tile_idx[0] * self.rows
+                state = self.store_tile(accs, state, acc, c, row, work.tile_idx[1] * self.tile[1], c.shape[0])
+                work, read = self.next_tile(sched, answers, read)
+            tmem.relinquish_alloc_permit()
+            cute.arch.barrier(barrier_id=2, number_of_threads=128)
+            tmem.free(tmem.retrieve_ptr(cutlass.Float32))

@@ -8,7 +8,6 @@ from kernels_grouped import GroupedGemm, cute
 
 from dglu import emulate
 
-
 COMPILED = {}           # shapes are not part of the key: layouts are dynamic
 
 

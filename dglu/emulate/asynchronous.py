@@ -8,22 +8,23 @@ __all__ = ['TYPES', 'REDUCE', 'Ticket', 'smem_words', 'read_smem', 'write_smem',
            'load_halves', 'join_group', 'tma_store', 'store_halves', 'commit_group', 'wait_group', 'span_of',
            'bulk_copy', 'bulk_halves', 'generic_address', 'coords_of', 'tensor_copy', 'shared_address', 'plain_bulk',
            'shared_wide', 'emit_cp', 'cp_small', 'cp_wait', 'cp_commit', 'cp_arrive', 'small_copy', 'st_async',
-           'emit_st_async', 'red_async', 'emit_any_st', 'st_bulk', 'map_replace', 'map_copy', 'emit_tensormap',
-           'try_cancel', 'emit_clc', 'unread_stores']
+           'emit_st_async', 'red_async', 'emit_any_st', 'st_bulk', 'try_cancel', 'may_ask', 'answer', 'deliver',
+           'emit_clc', 'unread_stores']
 
-# %% ../../nbs/machine/21_async.ipynb #ae26d6bb
+# %% ../../nbs/machine/21_async.ipynb #cca64c88
 from collections import deque
 
 import numpy as np
 
 from . import tma
 from .barriers import barrier_at, cta_at, each
-from .engine import LEAVE, Async, Engine, force, issue
+from .engine import LEAVE, Async, Engine, force, issue, room, start_cluster
 from .loadstore import SHARED_WINDOW, address, here, say, shadow_of
-from .memory import RANK_SHIFT, Knowledge, check_read, check_write, race
+from .maps import use_map
+from .memory import POISON, RANK_SHIFT, Knowledge, check_read, check_write, race
 from .numbers import u1, u4
 from .translate import CODE, EMIT, RUNTIME, Fault, Gen, Mods, emits, get, lanes, put, runtime, width
-from .warp import full, sync
+from .warp import full
 
 # %% ../../nbs/machine/21_async.ipynb #3e46fc4e
 class Ticket:
@@ -131,7 +132,7 @@ def destinations(w, dst: int, bar: int, mask, pair: bool, ins):
             out.append((ctas[r], off, barrier_at(w, at << RANK_SHIFT | bar & 0xFFFFFF, ins)))
     return out
 
-# %% ../../nbs/machine/21_async.ipynb #5a6c1361
+# %% ../../nbs/machine/21_async.ipynb #3f0c2335
 def tensor_map(w, addr: int, ins):
     "Decode the 128 bytes at an address."
     if addr % 64:
@@ -158,6 +159,7 @@ def tma_load(w, dst, tmap, coords, bar, mask, m, ins, mode: str, pair: bool):
         dest = destinations(w, int(dst[lane]), int(bar[lane]), None if mask is None else int(mask[lane]), pair, ins)
         plan = plan_tile(w, int(tmap[lane]), [int(c[lane]) for c in coords], dest[0][1], mode, ins)
         a, t = tile_memory(w, plan, ins), Ticket(w, ins)
+        use_map(w, t, int(tmap[lane]), ins)
         for c, _, _ in dest:
             inside(c, int(plan.smem.min()), plan.nbytes, t)
         w.machine.bytes["tma.load"] += plan.nbytes
@@ -183,7 +185,7 @@ def load_halves(t: Ticket, plan, a, dest):
             complete(t, bar, plan.nbytes)
     return reader, writer
 
-# %% ../../nbs/machine/21_async.ipynb #2a08c3b1
+# %% ../../nbs/machine/21_async.ipynb #11d4f044
 def join_group(w, lane: int, op):
     "Add an operation to a lane's open group."
     w.groups.setdefault(int(lane), ([], deque()))[0].append(op)
@@ -201,6 +203,7 @@ def tma_store(w, tmap, coords, src, m, ins, mode: str, reduce):
         c, off = cta_at(w, key[2], ins)
         plan = plan_tile(w, key[0], key[1], off, mode, ins)
         a, t = tile_memory(w, plan, ins), Ticket(w, ins)
+        use_map(w, t, key[0], ins)
         inside(c, int(plan.smem.min()), plan.nbytes, t)
         w.machine.bytes["tma.reduce" if reduce else "tma.store"] += plan.nbytes
         made[key] = op = Async(t.what, *store_halves(t, plan, a, c, reduce))
@@ -523,69 +526,48 @@ def st_bulk(w, addr, size, m, ins):
         c.smem.data[off:off + n] = 0
         c.smem.shadow.wrote[smem_words(off, off + n)] = w.seg or 1
 
-# %% ../../nbs/machine/21_async.ipynb #11f67b26
-@runtime
-def map_replace(w, addr, field: str, value, ordinal, m, ins):
-    "`tensormap.replace.tile.field`."
-    lane = int(np.argmax(full(m)))
-    a = int(addr[lane])
-    if a & SHARED_WINDOW or a < 1 << 32:
-        c, off = cta_at(w, a & 0xFFFFFFFF, ins)
-        data = c.smem.data[off:off + 128]
-        c.smem.shadow.wrote[smem_words(off, off + 128)] = w.seg or 1
-    else:
-        al = w.machine.memory.find(a, 128, say(w, ins))
-        data = al.data[a - al.base:a - al.base + 128]
-    try:
-        tma.replace_field(data, field, int(value[lane]), ordinal)
-    except tma.DataPlaneError as x:
-        raise Fault("illegal descriptor", f"{say(w, ins)}: {x}") from x
-
-
-@runtime
-def map_copy(w, dst, src, m, ins):
-    "`tensormap.cp_fenceproxy`: 128 bytes from shared to global memory."
-    lane = int(np.argmax(full(m)))
-    c, off = cta_at(w, int(src[lane]) & 0xFFFFFFFF, ins)
-    a = w.machine.memory.find(int(dst[lane]), 128, say(w, ins))
-    a.data[int(dst[lane]) - a.base:][:128] = c.smem.data[off:off + 128]
-
-
-@emits("tensormap")
-def emit_tensormap(g: Gen, ins):
-    "`tensormap.replace`, `tensormap.cp_fenceproxy`."
-    m = Mods(ins)
-    if m.flag("cp_fenceproxy"):
-        sync(g)
-        return g.emit(f"map_copy(w, {generic_address(g, ins.args[0])}, {shared_wide(g, ins.args[1])}, {lanes(g)}, {here(g)})")
-    m.flag("replace", "tile", "b1024", "global", "shared::cta")
-    code = CODE[m.type()]
-    field = m.left.pop()
-    m.done()
-    where = shared_wide(g, ins.args[0]) if "shared::cta" in ins.mods else generic_address(g, ins.args[0])
-    ordinal = ins.args[1].value if len(ins.args) > 2 else None
-    g.emit(f"map_replace(w, {where}, '{field}', {get(g, ins.args[-1], code)}, {ordinal}, {lanes(g)}, {here(g)})")
-
-# %% ../../nbs/machine/21_async.ipynb #79fdbbf1
+# %% ../../nbs/machine/21_async.ipynb #5271b810
 @runtime
 def try_cancel(w, addr, bar, multicast: bool, m, ins):
     "`clusterlaunchcontrol.try_cancel`: take the next waiting cluster, if there is one."
+    e = w.machine
     for lane in np.flatnonzero(full(m)):
-        e, t = w.machine, Ticket(w, ins)
+        t = Ticket(w, ins)
+        may_ask(w, int(addr[lane]), t)
+        while room(e, e.launch) and (e.chaos is None or e.chaos.random() < 0.5):
+            start_cluster(e, e.launch, e.kernel, e.waiting.popleft())
         nxt = e.waiting.popleft() if e.waiting else None
-        first = tuple(i * c for i, c in zip(nxt, w.cta.launch.cluster)) if nxt else (0, 0, 0)
-        data = np.array([*first, 1 if nxt else 0], u4).view(u1)
         mask = (1 << len(w.cta.cluster.ctas)) - 1 if multicast else None
         dest = destinations(w, int(addr[lane]), int(bar[lane]), mask, False, ins)
-
-        def writer(data, dest=dest, t=t):
-            for c, off, b in dest:
-                write_smem(t, c, smem_words(off, off + 16))
-                c.smem.data[off:off + 16] = data
-                complete(t, b, 16)
-        issue(e, Async(t.what, lambda data=data: data, writer))
+        if nxt is None and e.races:
+            w.cta.refusals = getattr(w.cta, "refusals", 0) | 1 << t.seg
+        issue(e, Async(t.what, lambda nxt=nxt: answer(nxt, w.cta.launch.cluster), deliver(t, dest)))
 
 
+def may_ask(w, addr: int, t: Ticket):
+    "The answer's place is aligned, and no refusal has been read in this CTA."
+    if addr % 16:
+        raise Fault("misaligned", f"{t.what()}: the answer's address {addr:#x} must be a multiple of 16.")
+    if w.machine.races and getattr(w.cta, "refusals", 0) & t.know.seen:
+        raise Fault("launch control", f"{t.what()} asks again after this CTA has read a refusal, which is undefined. Stop at the first refusal.")
+
+
+def answer(nxt: tuple | None, cluster: tuple) -> np.ndarray:
+    "The 16 bytes: first CTA (x, y, z) and whether the request was granted."
+    words = [*(i * c for i, c in zip(nxt, cluster)), 1] if nxt else [POISON * 0x01010101] * 3 + [0]
+    return np.array(words, u4).view(u1)
+
+
+def deliver(t: Ticket, dest):
+    "Writer of an answer, in each CTA of the cluster if it was asked for all."
+    def writer(data):
+        for c, off, b in dest:
+            write_smem(t, c, smem_words(off, off + 16))
+            c.smem.data[off:off + 16] = data
+            complete(t, b, 16)
+    return writer
+
+# %% ../../nbs/machine/21_async.ipynb #39062269
 @emits("clusterlaunchcontrol")
 def emit_clc(g: Gen, ins):
     "`try_cancel.async` and `query_cancel`."

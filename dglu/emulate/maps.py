@@ -30,7 +30,7 @@ def maps_of(e) -> Maps:
         e.maps = Maps()
     return e.maps
 
-# %% ../../nbs/machine/20b_maps.ipynb #96dd4f30
+# %% ../../nbs/machine/20b_maps.ipynb #731b99e2
 def map_place(w, addr: int, ins):
     "(bytes, record of a write) of the map at a shared or global address."
     if addr & SHARED_WINDOW or addr < 1 << 32:
@@ -54,7 +54,7 @@ def map_written(w, a, idx, ins):
     "A map in global memory changes."
     if w.machine.races:
         sh = shadow_of(a)
-        for table in (sh.wrote, sh.read) if w.machine.strict else (sh.wrote,):
+        for table in (sh.wrote, sh.read) if getattr(w.machine, "strict_maps", w.machine.strict) else (sh.wrote,):
             hit = sh.unknown(table, idx, w.know.seen)
             if hit:
                 race(a.name, f"byte {hit[0] * 4}", w.machine.trace.name(hit[1]), say(w, ins),

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['HEAD', 'INIT', 'LOAD', 'OUT', 'MISTAKES', 'FLAG', 'RELEASE', 'ACQUIRE', 'SHARE', 'MEET', 'IDESC', 'TENSOR', 'MMA',
-           'COMMIT', 'READ', 'WAITLD', 'FREE', 'STORE', 'AFTER', 'Mistake', 'run_mistake', 'aligned_words', 'caught',
-           'wait']
+           'COMMIT', 'READ', 'WAITLD', 'FREE', 'STORE', 'AFTER', 'WORDS', 'MAP', 'ACQUIRE_MAP', 'RELEASE_MAP',
+           'MOVE_MAP', 'LOAD_MAPPED', 'ASK', 'Mistake', 'run_mistake', 'aligned_words', 'caught', 'wait']
 
-# %% ../../nbs/machine/25_mistakes.ipynb #cde07ee5
+# %% ../../nbs/machine/25_mistakes.ipynb #ddd8a627
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 import dglu.emulate.tensor  # noqa: F401 -- registers its instructions
 from .engine import Engine, Launch, load_kernel, run_kernel
 from .numbers import u1, u4, u8
+from .tma import TensorMap, encode_tensor_map
 from .translate import Fault
 
 # %% ../../nbs/machine/25_mistakes.ipynb #dcc3e596
@@ -219,4 +220,33 @@ MISTAKES += [
             + "\n".join("+ " + x for x in FREE.strip().split("\n")), ("tensor memory leak",), block=128),
     Mistake("wrong quarter", "the warp's own lanes", TENSOR + MMA + COMMIT + wait("W") + "- mov.u32 %r19, %r18;\n" + READ + WAITLD + STORE
             + "bar.sync 0;\n" + FREE, ("tensor memory",), block=128),
+]
+
+# %% ../../nbs/machine/25_mistakes.ipynb #da5c0100
+WORDS = encode_tensor_map(TensorMap(0, "u32", (64,), (), (64,), (1,))).view("<u8").tolist()
+MAP = ("mov.u32 %r30, 1152; mov.u32 %r31, 0; add.u64 %rd6, %rd1, 2048; add.u64 %rd7, %rd1, 256;\n"
+       + "".join(f"mov.u64 %rd8, {x}; @%first st.shared.b64 [%r30+{8 * i}], %rd8;\n" for i, x in enumerate(WORDS))
+       + INIT.format(n=1) + "@%first tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%r30], %rd1;\nbar.sync 0;\n"
+       "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%rd6], [%r30], 128;\n")
+ACQUIRE_MAP = "fence.proxy.tensormap::generic.acquire.gpu [%rd6], 128;\n"
+RELEASE_MAP = "fence.proxy.tensormap::generic.release.gpu;\n"
+MOVE_MAP = "@%first tensormap.replace.tile.global_address.global.b1024.b64 [%rd6], %rd7;\nbar.warp.sync -1;\n"
+LOAD_MAPPED = """@%first mbarrier.arrive.expect_tx.shared.b64 _, [%r10], 256;
+mov.u32 %r11, 2048;
+@%first cp.async.bulk.tensor.1d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r11], [%rd6, {%r31}], [%r10];
+"""
+ASK = """@%first mbarrier.arrive.expect_tx.shared.b64 _, [%r10], 16;
+@%first clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r11], [%r10];
+"""
+MISTAKES += [
+    Mistake("tensor map not acquired", "fence.proxy.tensormap acquire",
+            MAP + "+ " + ACQUIRE_MAP + LOAD_MAPPED + wait("W") + OUT, ("proxy",), block=32),
+    Mistake("tensor map not released", "fence.proxy.tensormap release",
+            MAP + MOVE_MAP + "+ " + RELEASE_MAP + ACQUIRE_MAP + LOAD_MAPPED + wait("W") + OUT, ("proxy",), block=32),
+    Mistake("tensor map changed in use (strict)", "the wait before tensormap.replace",
+            MAP + ACQUIRE_MAP + LOAD_MAPPED + wait("V", plus="+") + MOVE_MAP + RELEASE_MAP + ACQUIRE_MAP + wait("W") + LOAD_MAPPED
+            + wait("X", parity=1) + OUT, ("race",), block=32, strict=True),
+    Mistake("asks again after a refusal", "the stop", INIT.format(n=1) + "mov.u32 %r11, 2048;\n" + ASK + wait("W")
+            + "".join("- " + x + "\n" for x in (ASK + wait("V", parity=1)).strip().split("\n")) + "st.global.u32 [%rd5], %r1;\n",
+            ("launch control",), block=32),
 ]

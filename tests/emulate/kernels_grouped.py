@@ -144,7 +144,8 @@ class Persistent:
         if m < last:
             for j in cutlass.range_constexpr(0, cute.size(reg), 4):
                 if n + j < c.shape[1]:
-                    out = cute.make_tensor((c.iterator + c.layout((m, n + j))).align(16), cute.make_layout(4))
+                    at = (c.iterator + c.layout((m, n + j))).toint()
+                    out = cute.make_tensor(cute.make_ptr(c.element_type, at, AddressSpace.gmem, assumed_align=16), cute.make_layout(4))
                     four = cute.make_rmem_tensor(cute.make_layout(4), cutlass.Float32)
                     for k in cutlass.range_constexpr(4):
                         four[k] = reg[j + k]
@@ -153,11 +154,12 @@ class Persistent:
 
 class GroupedGemm(Persistent):
     """C[rows of e] = A[rows of e]·B[e]ᵀ. `b_ptrs` holds the address of each expert's (N, K) matrix, `ends` where each expert's rows end.
-    Rows from ends[-1] on are left alone. `maps`: int64 (CTAs, stages + 1, 16), 128-byte aligned, is scratch for tensor maps."""
+    Rows from ends[-1] on are left alone. `maps`: int64 (CTAs, slots, 16), 128-byte aligned, is scratch for tensor maps."""
 
-    def __init__(self, tile=(128, 128), pair=False, stages=3, update="smem"):
+    def __init__(self, tile=(128, 128), pair=False, stages=3, update="smem", slots=None):
         super().__init__(tile, pair, stages)
         self.mode = TensorMapUpdateMode[update.upper()]
+        self.slots = slots or stages + 1        # when a slot comes round again, the ring of operands has: no load still uses its map
 
     @cute.jit
     def __call__(self, a: cute.Tensor, b_ptrs: cute.Tensor, ends: cute.Tensor, c: cute.Tensor, maps: cute.Tensor, max_clusters: cutlass.Constexpr):
@@ -207,12 +209,11 @@ class GroupedGemm(Persistent):
         if warp == TMA:
             manager = TensorMapManager(self.mode, 128)
             bid = cute.arch.block_idx()[0] + self.atoms * cute.arch.block_idx()[2]
-            slots = self.stages + 1
             in_smem = st.tensormap.data_ptr()
             if cutlass.const_expr(self.mode == TensorMapUpdateMode.SMEM):
                 manager.init_tensormap_from_atom(tb, in_smem, TMA)
             else:
-                for i in cutlass.range_constexpr(slots):
+                for i in cutlass.range_constexpr(self.slots):
                     manager.init_tensormap_from_atom(tb, manager.get_tensormap_ptr(maps[(bid, i, None)].iterator), TMA)
             manager.fence_tensormap_initialization()
             part = mma.get_slice(v)
@@ -224,7 +225,7 @@ class GroupedGemm(Persistent):
                 e, first, begin, end = self.find_expert(ends, tile_m, e, first, begin, end)
                 if e < experts:
                     if e != bound:
-                        slot = (slot + 1) % slots
+                        slot = (slot + 1) % self.slots
                         at = manager.get_tensormap_ptr(maps[(bid, slot, None)].iterator)
                         manager.update_tensormap((self.expert_matrix(ga, c, b_ptrs[e]),), (tb,), (at,), TMA, (in_smem,))
                         manager.fence_tensormap_update(at)

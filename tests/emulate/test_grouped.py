@@ -4,7 +4,7 @@ import pytest
 pytest.importorskip("cutlass")
 import torch
 from cutlass.cute.runtime import from_dlpack
-from kernels_grouped import GroupedGemm, cute
+from kernels_grouped import GroupedGemm, TensorMapManager, cute
 
 from dglu import emulate
 
@@ -22,7 +22,7 @@ def lead(t):
     return from_dlpack(t, assumed_align=16).mark_layout_dynamic(leading_dim=t.ndim - 1)
 
 
-def check(rows, n=144, k=136, extra=5, sms=4, orders=(("eager", 0), ("adversarial", 1)), dtype=torch.bfloat16, **kw):
+def check(rows, n=144, k=136, extra=5, sms=4, orders=(("eager", 0), ("adversarial", 1)), dtype=torch.bfloat16, strict_maps=False, **kw):
     "Rows of each expert against float64; rows past the last expert must stay as they were."
     torch.manual_seed(0)
     kernel, key, total = GroupedGemm(**kw), (dtype, sms, *sorted(kw.items())), sum(rows)
@@ -30,8 +30,9 @@ def check(rows, n=144, k=136, extra=5, sms=4, orders=(("eager", 0), ("adversaria
     pointers, ends = torch.tensor([x.data_ptr() for x in b]), torch.tensor(rows).cumsum(0).int()
     want = torch.cat([p.double() @ w.double().t() for p, w in zip(a[:total].split(rows), b)])
     for order, seed in orders:
-        c, maps = torch.full((total + extra, n), float("nan")), aligned(sms, kernel.stages + 1, 16)
+        c, maps = torch.full((total + extra, n), float("nan")), aligned(sms, kernel.slots, 16)
         with emulate.machine(order=order, seed=seed, sms=sms) as m:
+            m.engine.strict_maps = strict_maps
             args = [lead(t) for t in (a, pointers, ends, c, maps)]
             if key not in COMPILED:
                 COMPILED[key] = cute.compile(kernel, *args, sms // kernel.atoms)
@@ -68,9 +69,33 @@ def test_many_tiles_a_cta(sms, pair):
     assert m.launches[0][1] == (2 if pair else 1, 1, sms // (2 if pair else 1))
 
 
-def test_one_step_along_k():
-    "One stage an expert: a slot of the ring of tensor maps comes round as fast as it can."
-    check([5, 6, 0, 7, 8, 9, 10, 11, 12], n=64, k=64, tile=(128, 64), sms=1, orders=[("adversarial", s) for s in range(3)])
+ONE_STEP = dict(rows=[5, 6, 0, 7, 8, 9, 10, 11, 12], n=64, k=64, tile=(128, 64), sms=1, strict_maps=True)
+
+
+@pytest.mark.parametrize("update", ["smem", "gmem"])
+def test_one_step_along_k(update):
+    "One stage an expert: a slot of the ring of tensor maps comes round as fast as it can, and no load still uses its map."
+    check(orders=[("adversarial", s) for s in range(3)], update=update, **ONE_STEP)
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_too_few_maps(slots):
+    "With fewer slots than stages + 1 = 4, a map is rewritten while a load may still read it."
+    with pytest.raises(emulate.Fault, match="race.*tensormap.cp_fenceproxy.*Wait until the copies that use the map are done"):
+        check(orders=[("adversarial", 0)], slots=slots, **ONE_STEP)
+
+
+@pytest.mark.parametrize("update", ["smem", "gmem"])
+def test_a_missing_acquire_is_named(monkeypatch, update):
+    monkeypatch.setattr(TensorMapManager, "fence_tensormap_update", lambda *_, **__: None)
+    with pytest.raises(emulate.Fault, match="proxy.*uses the tensor map.*fence.proxy.tensormap::generic.acquire"):
+        check([5, 6], orders=[("adversarial", 0)], update=update, stages=4)
+
+
+def test_a_missing_release_is_named(monkeypatch):
+    monkeypatch.setattr(cute.nvgpu.cpasync, "fence_tma_desc_release", lambda *_, **__: None)
+    with pytest.raises(emulate.Fault, match="proxy.*uses the tensor map.*fence.proxy.tensormap::generic.release"):
+        check([5, 6], orders=[("adversarial", 0)], update="gmem", stages=5)
 
 
 @pytest.mark.parametrize("n, k, dtype", [(4, 8, torch.bfloat16), (132, 72, torch.float16), (260, 264, torch.bfloat16)])

@@ -87,6 +87,10 @@ class Persistent:
         else:
             cute.arch.sync_threads()
 
+    def operands(self, st, sa_layout, sb_layout):
+        "The stages of A and of B in shared memory."
+        return st.sa.get_tensor(sa_layout.outer, swizzle=sa_layout.inner), st.sb.get_tensor(sb_layout.outer, swizzle=sb_layout.inner)
+
     def slices(self, atom, smem, parts):
         "(source in global, target in shared memory) of a TMA atom, one slice for each step along K."
         return cpasync.tma_partition(atom, 0, cute.make_layout(1), cute.group_modes(smem, 0, 3), cute.group_modes(parts, 0, 3))
@@ -95,6 +99,12 @@ class Persistent:
         "The accumulators in tensor memory: (…, stage)."
         shape = cute.append(mma.partition_shape_C(self.tile), self.acc_stages)
         return cute.make_tensor(tmem.retrieve_ptr(cutlass.Float32), mma.make_fragment_C(shape).layout)
+
+    def give_back(self, tmem):
+        "The epilogue warps have read everything: tensor memory may go."
+        tmem.relinquish_alloc_permit()
+        cute.arch.barrier(barrier_id=2, number_of_threads=128)      # all quarters are read before the columns go
+        tmem.free(tmem.retrieve_ptr(cutlass.Float32))
 
     @cute.jit
     def multiply_tile(self, mma: cute.TiledMma, loads, accs, state, out, fA: cute.Tensor, fB: cute.Tensor, acc: cute.Tensor, steps: Int32):
@@ -194,86 +204,104 @@ class GroupedGemm(Persistent):
                ends: cute.Tensor, c: cute.Tensor, maps: cute.Tensor, sa_layout: cute.ComposedLayout, sb_layout: cute.ComposedLayout, vmnk: cute.Layout,
                params: utils.PersistentTileSchedulerParams):
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        v = cute.arch.block_idx()[0] % self.atoms
+        v = cute.arch.block_idx()[0] % self.atoms                   # place in the pair
         st = SmemAllocator().allocate(self.storage)
         loads, accs, tmem = self.make_pipelines(st, vmnk)
         self.meet()
-        sa = st.sa.get_tensor(sa_layout.outer, swizzle=sa_layout.inner)
-        sb = st.sb.get_tensor(sb_layout.outer, swizzle=sb_layout.inner)
+        sa, sb = self.operands(st, sa_layout, sb_layout)
         steps = cute.ceil_div(ga.shape[1], self.tiler[2])
-        experts = cute.size(ends)
+        if warp == TMA:
+            self.load_operands(loads, mma.get_slice(v), ta, ga, tb, gb, sa, sb, b_ptrs, ends, c, maps, st.tensormap.data_ptr(), params, steps)
+        if warp == MMA:
+            self.issue_mma(loads, accs, tmem, mma, sa, sb, ends, params, steps, v)
+        if warp < 4:
+            self.epilogue(accs, tmem, mma, ends, c, params, v)
+
+    @cute.jit
+    def load_operands(self, loads, part, ta, ga, tb, gb, sa, sb, b_ptrs, ends, c, maps, draft, params, steps):
+        "TMA warp: for each tile, the map of its expert, then its steps along K."
+        manager = TensorMapManager(self.mode, 128)
+        x, _, z = cute.arch.block_idx()
+        mine = maps[(x + self.atoms * z, None, None)]               # this CTA's slots
+        self.copy_template(manager, tb, mine, draft)
+        tBs, tBg = self.slices(tb, sb, part.partition_B(cute.local_tile(gb, (self.tile[1], self.tiler[2]), (None, None))))
+        state, bound, slot = producer(self.stages), Int32(-1), Int32(0)
+        e, first, begin, end = Int32(0), Int32(0), Int32(0), ends[0]
         sched = utils.StaticPersistentTileScheduler.create(params, cute.arch.block_idx(), cute.arch.grid_dim())
         work = sched.initial_work_tile_info()
+        while work.is_valid_tile:
+            tile_m = work.tile_idx[0] // self.atoms
+            e, first, begin, end = self.find_expert(ends, tile_m, e, first, begin, end)
+            if e < cute.size(ends):
+                if e != bound:
+                    bound, slot = e, (slot + 1) % self.slots
+                    self.write_map(manager, tb, self.expert_matrix(ga, c, b_ptrs[e]), mine[(slot, None)], draft)
+                rows = cute.domain_offset((begin + (tile_m - first) * self.tile[0], 0), ga)
+                tAs, tAg = self.slices(ta, sa, part.partition_A(cute.local_tile(rows, (self.tile[0], self.tiler[2]), (0, None))))
+                desc = manager.get_tensormap_ptr(mine[(slot, None)].iterator, AddressSpace.generic)
+                for k in cutlass.range(steps, unroll=1):
+                    loads.producer_acquire(state)
+                    bar = loads.producer_get_barrier(state)
+                    cute.copy(ta, tAg[(None, k)], tAs[(None, state.index)], tma_bar_ptr=bar)
+                    cute.copy(tb, tBg[(None, work.tile_idx[1], k)], tBs[(None, state.index)], tma_bar_ptr=bar, tma_desc_ptr=desc)
+                    state.advance()
+            sched.advance_to_next_work()
+            work = sched.get_current_work()
+        loads.producer_tail(state)
+
+    def copy_template(self, manager, atom, slots, draft):
+        "The map that the host made goes where it will be edited: to shared memory, or into every slot."
+        if self.mode == TensorMapUpdateMode.SMEM:
+            manager.init_tensormap_from_atom(atom, draft, TMA)
+        else:
+            for i in range(self.slots):
+                manager.init_tensormap_from_atom(atom, manager.get_tensormap_ptr(slots[(i, None)].iterator), TMA)
+        manager.fence_tensormap_initialization()
+
+    def write_map(self, manager, atom, tensor, slot, draft):
+        "Address, sizes and strides of a tensor go into a slot; this CTA's TMA will see them."
+        at = manager.get_tensormap_ptr(slot.iterator)
+        manager.update_tensormap((tensor,), (atom,), (at,), TMA, (draft,))
+        manager.fence_tensormap_update(at)
+
+    @cute.jit
+    def issue_mma(self, loads, accs, tmem, mma, sa, sb, ends, params, steps, v):
+        "MMA warp of the first CTA: for each tile, all products."
+        tmem.wait_for_alloc()
+        acc = self.accumulators(mma, tmem)
+        fA, fB = mma.make_fragment_A(sa), mma.make_fragment_B(sb)
+        state, out = consumer(self.stages), producer(self.acc_stages)
         e, first, begin, end = Int32(0), Int32(0), Int32(0), ends[0]
-
-        if warp == TMA:
-            manager = TensorMapManager(self.mode, 128)
-            bid = cute.arch.block_idx()[0] + self.atoms * cute.arch.block_idx()[2]
-            in_smem = st.tensormap.data_ptr()
-            if cutlass.const_expr(self.mode == TensorMapUpdateMode.SMEM):
-                manager.init_tensormap_from_atom(tb, in_smem, TMA)
-            else:
-                for i in cutlass.range_constexpr(self.slots):
-                    manager.init_tensormap_from_atom(tb, manager.get_tensormap_ptr(maps[(bid, i, None)].iterator), TMA)
-            manager.fence_tensormap_initialization()
-            part = mma.get_slice(v)
-            pB = part.partition_B(cute.local_tile(gb, (self.tile[1], self.tiler[2]), (None, None)))
-            tBs, tBg = self.slices(tb, sb, pB)
-            state, bound, slot = producer(self.stages), Int32(-1), Int32(0)
+        sched = utils.StaticPersistentTileScheduler.create(params, cute.arch.block_idx(), cute.arch.grid_dim())
+        work = sched.initial_work_tile_info()
+        if v == 0:
             while work.is_valid_tile:
-                tile_m = work.tile_idx[0] // self.atoms
-                e, first, begin, end = self.find_expert(ends, tile_m, e, first, begin, end)
-                if e < experts:
-                    if e != bound:
-                        slot = (slot + 1) % self.slots
-                        at = manager.get_tensormap_ptr(maps[(bid, slot, None)].iterator)
-                        manager.update_tensormap((self.expert_matrix(ga, c, b_ptrs[e]),), (tb,), (at,), TMA, (in_smem,))
-                        manager.fence_tensormap_update(at)
-                        bound = e
-                    rows = cute.domain_offset((begin + (tile_m - first) * self.tile[0], 0), ga)
-                    pA = part.partition_A(cute.local_tile(rows, (self.tile[0], self.tiler[2]), (0, None)))
-                    tAs, tAg = self.slices(ta, sa, pA)
-                    desc = manager.get_tensormap_ptr(maps[(bid, slot, None)].iterator, AddressSpace.generic)
-                    for k in cutlass.range(steps, unroll=1):
-                        loads.producer_acquire(state)
-                        bar = loads.producer_get_barrier(state)
-                        cute.copy(ta, tAg[(None, k)], tAs[(None, state.index)], tma_bar_ptr=bar)
-                        cute.copy(tb, tBg[(None, work.tile_idx[1], k)], tBs[(None, state.index)], tma_bar_ptr=bar, tma_desc_ptr=desc)
-                        state.advance()
+                e, first, begin, end = self.find_expert(ends, work.tile_idx[0] // self.atoms, e, first, begin, end)
+                if e < cute.size(ends):
+                    mma, state, out = self.multiply_tile(mma, loads, accs, state, out, fA, fB, acc, steps)
                 sched.advance_to_next_work()
                 work = sched.get_current_work()
-            loads.producer_tail(state)
+            accs.producer_tail(out)
 
-        if warp == MMA:
-            tmem.wait_for_alloc()
-            acc = self.accumulators(mma, tmem)
-            fA, fB = mma.make_fragment_A(sa), mma.make_fragment_B(sb)
-            state, out = consumer(self.stages), producer(self.acc_stages)
-            if v == 0:
-                while work.is_valid_tile:
-                    e, first, begin, end = self.find_expert(ends, work.tile_idx[0] // self.atoms, e, first, begin, end)
-                    if e < experts:
-                        mma, state, out = self.multiply_tile(mma, loads, accs, state, out, fA, fB, acc, steps)
-                    sched.advance_to_next_work()
-                    work = sched.get_current_work()
-                accs.producer_tail(out)
-
-        if warp < 4:
-            tmem.allocate(512)
-            tmem.wait_for_alloc()
-            acc = self.accumulators(mma, tmem)
-            state = consumer(self.acc_stages)
-            while work.is_valid_tile:
-                tile_m = work.tile_idx[0] // self.atoms
-                e, first, begin, end = self.find_expert(ends, tile_m, e, first, begin, end)
-                if e < experts:
-                    row = begin + (tile_m - first) * self.tile[0] + v * self.rows
-                    state = self.store_tile(accs, state, acc, c, row, work.tile_idx[1] * self.tile[1], end)
-                sched.advance_to_next_work()
-                work = sched.get_current_work()
-            tmem.relinquish_alloc_permit()
-            cute.arch.barrier(barrier_id=2, number_of_threads=128)      # all quarters are read before the columns go
-            tmem.free(tmem.retrieve_ptr(cutlass.Float32))
+    @cute.jit
+    def epilogue(self, accs, tmem, mma, ends, c, params, v):
+        "Warps 0 to 3: for each tile, this CTA's rows of the accumulator go to C."
+        tmem.allocate(512)
+        tmem.wait_for_alloc()
+        acc = self.accumulators(mma, tmem)
+        state = consumer(self.acc_stages)
+        e, first, begin, end = Int32(0), Int32(0), Int32(0), ends[0]
+        sched = utils.StaticPersistentTileScheduler.create(params, cute.arch.block_idx(), cute.arch.grid_dim())
+        work = sched.initial_work_tile_info()
+        while work.is_valid_tile:
+            tile_m = work.tile_idx[0] // self.atoms
+            e, first, begin, end = self.find_expert(ends, tile_m, e, first, begin, end)
+            if e < cute.size(ends):
+                row = begin + (tile_m - first) * self.tile[0] + v * self.rows
+                state = self.store_tile(accs, state, acc, c, row, work.tile_idx[1] * self.tile[1], end)
+            sched.advance_to_next_work()
+            work = sched.get_current_work()
+        self.give_back(tmem)
 
 
 class DynamicGemm(Persistent):
@@ -288,15 +316,6 @@ class DynamicGemm(Persistent):
         grid = params.get_grid_shape()
         self.kernel(mma, ta, ga, tb, gb, c, self.sa, self.sb, self.vmnk, params).launch(grid=grid, block=(224, 1, 1), cluster=(*self.cluster, 1))
 
-    @cute.jit
-    def next_tile(self, sched, answers, state):
-        "Read the answer about the next tile and give its place back."
-        answers.consumer_wait(state)
-        work = sched.get_current_work()                             # with the proxy fence that the next answer needs
-        answers.consumer_release(state)
-        state.advance()
-        return work, state
-
     @cute.kernel
     def kernel(self, mma: cute.TiledMma, ta: cute.CopyAtom, ga: cute.Tensor, tb: cute.CopyAtom, gb: cute.Tensor, c: cute.Tensor,
                sa_layout: cute.ComposedLayout, sb_layout: cute.ComposedLayout, vmnk: cute.Layout,
@@ -309,60 +328,79 @@ class DynamicGemm(Persistent):
         answers = pipeline.PipelineClcFetchAsync.create(num_stages=1, producer_group=Group(Thread), consumer_group=Group(Thread, readers),
                                                         tx_count=16, barrier_storage=st.scheduled.data_ptr(), cta_layout_vmnk=vmnk)
         self.meet()
-        sa = st.sa.get_tensor(sa_layout.outer, swizzle=sa_layout.inner)
-        sb = st.sb.get_tensor(sb_layout.outer, swizzle=sb_layout.inner)
+        sa, sb = self.operands(st, sa_layout, sb_layout)
         steps = cute.ceil_div(ga.shape[1], self.tiler[2])
         sched = utils.ClcDynamicPersistentTileScheduler.create(params, cute.arch.block_idx(), cute.arch.grid_dim(), st.response.data_ptr())
-        work = sched.initial_work_tile_info()                       # the first tile is the CTA's own
-        read = consumer(1)
-
-        if warp == SCHEDULER:
-            if v == 0:
-                ask = producer(1)
-                while work.is_valid_tile:
-                    answers.producer_acquire(ask)                   # everybody has read the last answer
-                    sched.advance_to_next_work(answers.producer_get_barrier(ask))
-                    ask.advance()
-                    work, read = self.next_tile(sched, answers, read)
-                answers.producer_tail(ask)
-
+        if warp == SCHEDULER and v == 0:
+            self.ask(sched, answers)
         if warp == TMA:
-            part = mma.get_slice(v)
-            pA = part.partition_A(cute.local_tile(ga, (self.tile[0], self.tiler[2]), (None, None)))
-            pB = part.partition_B(cute.local_tile(gb, (self.tile[1], self.tiler[2]), (None, None)))
-            tAs, tAg = self.slices(ta, sa, pA)
-            tBs, tBg = self.slices(tb, sb, pB)
-            state = producer(self.stages)
-            while work.is_valid_tile:
-                for k in cutlass.range(steps, unroll=1):
-                    loads.producer_acquire(state)
-                    bar = loads.producer_get_barrier(state)
-                    cute.copy(ta, tAg[(None, work.tile_idx[0] // self.atoms, k)], tAs[(None, state.index)], tma_bar_ptr=bar)
-                    cute.copy(tb, tBg[(None, work.tile_idx[1], k)], tBs[(None, state.index)], tma_bar_ptr=bar)
-                    state.advance()
-                work, read = self.next_tile(sched, answers, read)
-            loads.producer_tail(state)
-
+            self.load_operands(sched, answers, loads, mma.get_slice(v), ta, ga, tb, gb, sa, sb, steps)
         if warp == MMA:
-            tmem.wait_for_alloc()
-            acc = self.accumulators(mma, tmem)
-            fA, fB = mma.make_fragment_A(sa), mma.make_fragment_B(sb)
-            state, out = consumer(self.stages), producer(self.acc_stages)
-            while work.is_valid_tile:
-                if v == 0:
-                    mma, state, out = self.multiply_tile(mma, loads, accs, state, out, fA, fB, acc, steps)
-                work, read = self.next_tile(sched, answers, read)
-            accs.producer_tail(out)
-
+            self.issue_mma(sched, answers, loads, accs, tmem, mma, sa, sb, steps, v)
         if warp < 4:
-            tmem.allocate(512)
-            tmem.wait_for_alloc()
-            acc = self.accumulators(mma, tmem)
-            state = consumer(self.acc_stages)
-            while work.is_valid_tile:
-                row = work.tile_idx[0] * self.rows
-                state = self.store_tile(accs, state, acc, c, row, work.tile_idx[1] * self.tile[1], c.shape[0])
-                work, read = self.next_tile(sched, answers, read)
-            tmem.relinquish_alloc_permit()
-            cute.arch.barrier(barrier_id=2, number_of_threads=128)
-            tmem.free(tmem.retrieve_ptr(cutlass.Float32))
+            self.epilogue(sched, answers, accs, tmem, mma, c)
+
+    @cute.jit
+    def ask(self, sched, answers):
+        "Scheduler warp of the first CTA: one question for each tile, until the first refusal."
+        state, read = producer(1), consumer(1)
+        work = sched.initial_work_tile_info()                       # the first tile is the CTA's own
+        while work.is_valid_tile:
+            answers.producer_acquire(state)                         # everybody has read the last answer
+            sched.advance_to_next_work(answers.producer_get_barrier(state))
+            state.advance()
+            work, read = self.next_tile(sched, answers, read)
+        answers.producer_tail(state)
+
+    @cute.jit
+    def next_tile(self, sched, answers, read):
+        "Read the answer about the next tile and give its place back."
+        answers.consumer_wait(read)
+        work = sched.get_current_work()                             # with the proxy fence that the next answer needs
+        answers.consumer_release(read)
+        read.advance()
+        return work, read
+
+    @cute.jit
+    def load_operands(self, sched, answers, loads, part, ta, ga, tb, gb, sa, sb, steps):
+        "TMA warp."
+        tAs, tAg = self.slices(ta, sa, part.partition_A(cute.local_tile(ga, (self.tile[0], self.tiler[2]), (None, None))))
+        tBs, tBg = self.slices(tb, sb, part.partition_B(cute.local_tile(gb, (self.tile[1], self.tiler[2]), (None, None))))
+        state, read = producer(self.stages), consumer(1)
+        work = sched.initial_work_tile_info()
+        while work.is_valid_tile:
+            for k in cutlass.range(steps, unroll=1):
+                loads.producer_acquire(state)
+                bar = loads.producer_get_barrier(state)
+                cute.copy(ta, tAg[(None, work.tile_idx[0] // self.atoms, k)], tAs[(None, state.index)], tma_bar_ptr=bar)
+                cute.copy(tb, tBg[(None, work.tile_idx[1], k)], tBs[(None, state.index)], tma_bar_ptr=bar)
+                state.advance()
+            work, read = self.next_tile(sched, answers, read)
+        loads.producer_tail(state)
+
+    @cute.jit
+    def issue_mma(self, sched, answers, loads, accs, tmem, mma, sa, sb, steps, v):
+        "MMA warp; in the second CTA of a pair it only reads the answers."
+        tmem.wait_for_alloc()
+        acc = self.accumulators(mma, tmem)
+        fA, fB = mma.make_fragment_A(sa), mma.make_fragment_B(sb)
+        state, out, read = consumer(self.stages), producer(self.acc_stages), consumer(1)
+        work = sched.initial_work_tile_info()
+        while work.is_valid_tile:
+            if v == 0:
+                mma, state, out = self.multiply_tile(mma, loads, accs, state, out, fA, fB, acc, steps)
+            work, read = self.next_tile(sched, answers, read)
+        accs.producer_tail(out)
+
+    @cute.jit
+    def epilogue(self, sched, answers, accs, tmem, mma, c):
+        "Warps 0 to 3."
+        tmem.allocate(512)
+        tmem.wait_for_alloc()
+        acc = self.accumulators(mma, tmem)
+        state, read = consumer(self.acc_stages), consumer(1)
+        work = sched.initial_work_tile_info()
+        while work.is_valid_tile:
+            state = self.store_tile(accs, state, acc, c, work.tile_idx[0] * self.rows, work.tile_idx[1] * self.tile[1], c.shape[0])
+            work, read = self.next_tile(sched, answers, read)
+        self.give_back(tmem)

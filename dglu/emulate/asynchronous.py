@@ -9,7 +9,7 @@ __all__ = ['TYPES', 'REDUCE', 'Ticket', 'smem_words', 'read_smem', 'write_smem',
            'bulk_copy', 'bulk_halves', 'generic_address', 'coords_of', 'tensor_copy', 'shared_address', 'plain_bulk',
            'shared_wide', 'emit_cp', 'cp_small', 'cp_wait', 'cp_commit', 'cp_arrive', 'small_copy', 'st_async',
            'emit_st_async', 'red_async', 'emit_any_st', 'st_bulk', 'try_cancel', 'may_ask', 'answer', 'deliver',
-           'emit_clc', 'unread_stores']
+           'last_read', 'emit_clc', 'unread_stores']
 
 # %% ../../nbs/machine/21_async.ipynb #cca64c88
 from collections import deque
@@ -526,7 +526,7 @@ def st_bulk(w, addr, size, m, ins):
         c.smem.data[off:off + n] = 0
         c.smem.shadow.wrote[smem_words(off, off + n)] = w.seg or 1
 
-# %% ../../nbs/machine/21_async.ipynb #5271b810
+# %% ../../nbs/machine/21_async.ipynb #f09127b7
 @runtime
 def try_cancel(w, addr, bar, multicast: bool, m, ins):
     "`clusterlaunchcontrol.try_cancel`: take the next waiting cluster, if there is one."
@@ -562,10 +562,19 @@ def deliver(t: Ticket, dest):
     "Writer of an answer, in each CTA of the cluster if it was asked for all."
     def writer(data):
         for c, off, b in dest:
+            last_read(t, c, smem_words(off, off + 16))
             write_smem(t, c, smem_words(off, off + 16))
             c.smem.data[off:off + 16] = data
             complete(t, b, 16)
     return writer
+
+
+def last_read(t: Ticket, cta, idx):
+    "The last answer was read through the generic proxy, the next is written through the async one: a proxy fence lies between."
+    hit = t.machine.races and cta.smem.shadow.unknown(cta.smem.shadow.read, idx, t.know.proxied | ~t.know.seen)
+    if hit:
+        raise Fault("proxy", f"{t.what()} overwrites an answer that {t.machine.trace.name(hit[1])} read. Put fence.proxy.async between the read "
+                             f"and the arrival that gives the place back.")
 
 # %% ../../nbs/machine/21_async.ipynb #39062269
 @emits("clusterlaunchcontrol")

@@ -306,18 +306,18 @@ class GroupedGemm(Persistent):
 
 class DynamicGemm(Persistent):
     """C = A·Bᵀ, dense. The grid has a CTA (or pair) for each tile, but a running one takes over tiles whose CTAs have not started: the
-    scheduler warp asks with clusterlaunchcontrol.try_cancel, everybody reads the answer."""
+    scheduler warp asks with clusterlaunchcontrol.try_cancel, everybody reads the answer. `owner` (tiles of M, tiles of N) tells who computed a tile."""
 
     @cute.jit
-    def __call__(self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor):
+    def __call__(self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, owner: cute.Tensor):
         mma, (ta, ga), (tb, gb) = self.configure(a, b)
         tiles_m, tiles_n = cute.ceil_div(c.shape[0], self.tile[0]), cute.ceil_div(c.shape[1], self.tile[1])
         params = utils.ClcDynamicPersistentTileSchedulerParams((tiles_m * self.atoms, tiles_n, 1), (*self.cluster, 1))
         grid = params.get_grid_shape()
-        self.kernel(mma, ta, ga, tb, gb, c, self.sa, self.sb, self.vmnk, params).launch(grid=grid, block=(224, 1, 1), cluster=(*self.cluster, 1))
+        self.kernel(mma, ta, ga, tb, gb, c, owner, self.sa, self.sb, self.vmnk, params).launch(grid=grid, block=(224, 1, 1), cluster=(*self.cluster, 1))
 
     @cute.kernel
-    def kernel(self, mma: cute.TiledMma, ta: cute.CopyAtom, ga: cute.Tensor, tb: cute.CopyAtom, gb: cute.Tensor, c: cute.Tensor,
+    def kernel(self, mma: cute.TiledMma, ta: cute.CopyAtom, ga: cute.Tensor, tb: cute.CopyAtom, gb: cute.Tensor, c: cute.Tensor, owner: cute.Tensor,
                sa_layout: cute.ComposedLayout, sb_layout: cute.ComposedLayout, vmnk: cute.Layout,
                params: utils.ClcDynamicPersistentTileSchedulerParams):
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -338,7 +338,7 @@ class DynamicGemm(Persistent):
         if warp == MMA:
             self.issue_mma(sched, answers, loads, accs, tmem, mma, sa, sb, steps, v)
         if warp < 4:
-            self.epilogue(sched, answers, accs, tmem, mma, c)
+            self.epilogue(sched, answers, accs, tmem, mma, c, owner)
 
     @cute.jit
     def ask(self, sched, answers):
@@ -393,14 +393,18 @@ class DynamicGemm(Persistent):
         accs.producer_tail(out)
 
     @cute.jit
-    def epilogue(self, sched, answers, accs, tmem, mma, c):
+    def epilogue(self, sched, answers, accs, tmem, mma, c, owner):
         "Warps 0 to 3."
         tmem.allocate(512)
         tmem.wait_for_alloc()
         acc = self.accumulators(mma, tmem)
         state, read = consumer(self.acc_stages), consumer(1)
         work = sched.initial_work_tile_info()
+        tid, _, _ = cute.arch.thread_idx()
+        x, y, _ = cute.arch.block_idx()
         while work.is_valid_tile:
+            if tid == 0 and work.tile_idx[0] % self.atoms == 0:
+                owner[work.tile_idx[0] // self.atoms, work.tile_idx[1]] = x // self.atoms + owner.shape[0] * y
             state = self.store_tile(accs, state, acc, c, work.tile_idx[0] * self.rows, work.tile_idx[1] * self.tile[1], c.shape[0])
             work, read = self.next_tile(sched, answers, read)
         self.give_back(tmem)

@@ -164,11 +164,13 @@ class Persistent:
 
 class GroupedGemm(Persistent):
     """C[rows of e] = A[rows of e]·B[e]ᵀ. `b_ptrs` holds the address of each expert's (N, K) matrix, `ends` where each expert's rows end.
-    Rows from ends[-1] on are left alone. `maps`: int64 (CTAs, slots, 16), 128-byte aligned, is scratch for tensor maps."""
+    Rows from ends[-1] on are left alone. `maps`: int64 (CTAs, slots, 16), 128-byte aligned, is scratch for tensor maps. With update="before", a small kernel writes one map for each expert
+    in advance and `maps` is (experts, 1, 16)."""
 
     def __init__(self, tile=(128, 128), pair=False, stages=3, update="smem", slots=None):
         super().__init__(tile, pair, stages)
-        self.mode = TensorMapUpdateMode[update.upper()]
+        self.before = update == "before"
+        self.mode = TensorMapUpdateMode["SMEM" if self.before else update.upper()]
         self.slots = slots or stages + 1        # when a slot comes round again, the ring of operands has: no load still uses its map
 
     @cute.jit
@@ -182,12 +184,23 @@ class GroupedGemm(Persistent):
         # N runs fastest, so that the rows of a CTA's tiles never go back and experts come in order
         params = utils.PersistentTileSchedulerParams((tiles_m * self.atoms, tiles_n, 1), (*self.cluster, 1), raster_along_m=False)
         grid = utils.StaticPersistentTileScheduler.get_grid_shape(params, max_clusters)
+        if cutlass.const_expr(self.before):
+            self.write_maps(tb, ga, b_ptrs, c, maps).launch(grid=(experts, 1, 1), block=(32, 1, 1))
         self.kernel(mma, ta, ga, tb, gb, b_ptrs, ends, c, maps, self.sa, self.sb, self.vmnk, params).launch(grid=grid, block=(192, 1, 1), cluster=(*self.cluster, 1))
 
     def expert_matrix(self, a, c, address):
         "B of one expert: (N, K) at an address."
         ptr = cute.make_ptr(self.dtype, address, AddressSpace.gmem, assumed_align=16)
         return cute.make_tensor(ptr, cute.make_layout((c.shape[1], a.shape[1]), stride=(a.shape[1], 1)))
+
+    @cute.kernel
+    def write_maps(self, tb: cute.CopyAtom, ga: cute.Tensor, b_ptrs: cute.Tensor, c: cute.Tensor, maps: cute.Tensor):
+        "One warp an expert: its map, for the kernel that comes next."
+        e, _, _ = cute.arch.block_idx()
+        draft = SmemAllocator().allocate_array(Int64, 16, byte_alignment=128)
+        manager, at = TensorMapManager(self.mode, 128), maps[(e, 0, None)].iterator
+        manager.init_tensormap_from_atom(tb, draft, 0)
+        manager.update_tensormap((self.expert_matrix(ga, c, b_ptrs[e]),), (tb,), (manager.get_tensormap_ptr(at),), 0, (draft,))
 
     @cute.jit
     def find_expert(self, ends: cute.Tensor, tile_m: Int32, e: Int32, first: Int32, begin: Int32, end: Int32):
@@ -222,8 +235,9 @@ class GroupedGemm(Persistent):
         "TMA warp: for each tile, the map of its expert, then its steps along K."
         manager = TensorMapManager(self.mode, 128)
         x, _, z = cute.arch.block_idx()
-        mine = maps[(x + self.atoms * z, None, None)]               # this CTA's slots
-        self.copy_template(manager, tb, mine, draft)
+        mine = maps[(None, 0, None)] if self.before else maps[(x + self.atoms * z, None, None)]       # one map an expert, or this CTA's slots
+        if cutlass.const_expr(not self.before):
+            self.copy_template(manager, tb, mine, draft)
         tBs, tBg = self.slices(tb, sb, part.partition_B(cute.local_tile(gb, (self.tile[1], self.tiler[2]), (None, None))))
         state, bound, slot = producer(self.stages), Int32(-1), Int32(0)
         e, first, begin, end = Int32(0), Int32(0), Int32(0), ends[0]
@@ -233,7 +247,10 @@ class GroupedGemm(Persistent):
             tile_m = work.tile_idx[0] // self.atoms
             e, first, begin, end = self.find_expert(ends, tile_m, e, first, begin, end)
             if e < cute.size(ends):
-                if e != bound:
+                if e != bound and self.before:
+                    bound, slot = e, e
+                    manager.fence_tensormap_update(manager.get_tensormap_ptr(mine[(e, None)].iterator))
+                elif e != bound:
                     bound, slot = e, (slot + 1) % self.slots
                     self.write_map(manager, tb, self.expert_matrix(ga, c, b_ptrs[e]), mine[(slot, None)], draft)
                 rows = cute.domain_offset((begin + (tile_m - first) * self.tile[0], 0), ga)

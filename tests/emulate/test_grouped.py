@@ -30,7 +30,7 @@ def check(rows, n=144, k=136, extra=5, sms=4, orders=(("eager", 0), ("adversaria
     pointers, ends = torch.tensor([x.data_ptr() for x in b]), torch.tensor(rows).cumsum(0).int()
     want = torch.cat([p.double() @ w.double().t() for p, w in zip(a[:total].split(rows), b)])
     for order, seed in orders:
-        c, maps = torch.full((total + extra, n), float("nan")), aligned(sms, kernel.slots, 16)
+        c, maps = torch.full((total + extra, n), float("nan")), aligned(len(rows), 1, 16) if kernel.before else aligned(sms, kernel.slots, 16)
         with emulate.machine(order=order, seed=seed, sms=sms) as m:
             m.engine.strict_maps = strict_maps
             args = [lead(t) for t in (a, pointers, ends, c, maps)]
@@ -46,13 +46,13 @@ def check(rows, n=144, k=136, extra=5, sms=4, orders=(("eager", 0), ("adversaria
 MIDDLE, FIRST, LAST = (130, 0, 100), (0, 0, 129), (257, 1, 0)
 
 
-@pytest.mark.parametrize("update", ["smem", "gmem"])
+@pytest.mark.parametrize("update", ["smem", "gmem", "before"])
 @pytest.mark.parametrize("rows", [MIDDLE, FIRST, LAST, (128, 256), (1,), (0, 0)], ids=str)
 def test_experts_with_and_without_rows(rows, update):
     check(list(rows), update=update)
 
 
-@pytest.mark.parametrize("rows, update", [(MIDDLE, "smem"), (FIRST, "gmem"), (LAST, "smem"), ((300, 256, 0), "gmem")], ids=str)
+@pytest.mark.parametrize("rows, update", [(MIDDLE, "smem"), (FIRST, "gmem"), (LAST, "before"), ((300, 256, 0), "gmem")], ids=str)
 def test_two_ctas(rows, update):
     check(list(rows), tile=(256, 128), pair=True, update=update)
 
@@ -85,7 +85,7 @@ def test_too_few_maps(slots):
         check(orders=[("adversarial", 0)], slots=slots, **ONE_STEP)
 
 
-@pytest.mark.parametrize("update", ["smem", "gmem"])
+@pytest.mark.parametrize("update", ["smem", "gmem", "before"])
 def test_a_missing_acquire_is_named(monkeypatch, update):
     monkeypatch.setattr(TensorMapManager, "fence_tensormap_update", lambda *_, **__: None)
     with pytest.raises(emulate.Fault, match="proxy.*uses the tensor map.*fence.proxy.tensormap::generic.acquire"):

@@ -8,6 +8,7 @@ from kernels_grouped import DynamicGemm, cute, pipeline
 
 from dglu import emulate
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")        # CuTe DSL's schedulers announce that they will leave the package
 COMPILED = {}           # shapes are not part of the key: layouts are dynamic
 
 
@@ -53,7 +54,7 @@ def test_shapes(shape):
 
 @pytest.mark.parametrize("pair", [False, True])
 def test_many_orders(pair):
-    check(500, 260, 136, tile=(256, 128) if pair else (128, 128), pair=pair, orders=[("adversarial", s) for s in range(2, 7)])
+    check(500, 260, 136, tile=(256, 128) if pair else (128, 128), pair=pair, orders=[("adversarial", s) for s in range(2, 5)])
 
 
 @pytest.mark.parametrize("sms, pair", [(1, False), (3, False), (12, False), (4, True)])

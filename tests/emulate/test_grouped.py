@@ -8,6 +8,7 @@ from kernels_grouped import GroupedGemm, TensorMapManager, cute
 
 from dglu import emulate
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")        # CuTe DSL's schedulers announce that they will leave the package
 COMPILED = {}           # shapes are not part of the key: layouts are dynamic
 
 
@@ -43,21 +44,18 @@ def check(rows, n=144, k=136, extra=5, sms=4, orders=(("eager", 0), ("adversaria
     return m
 
 
-MIDDLE, FIRST, LAST = (130, 0, 100), (0, 0, 129), (257, 1, 0)
-
-
 @pytest.mark.parametrize("update", ["smem", "gmem", "before"])
-@pytest.mark.parametrize("rows", [MIDDLE, FIRST, LAST, (128, 256), (1,), (0, 0)], ids=str)
+@pytest.mark.parametrize("rows", [(0, 129, 0, 0, 100, 0), (128, 1), (0, 0)], ids=str)
 def test_experts_with_and_without_rows(rows, update):
     check(list(rows), update=update)
 
 
-@pytest.mark.parametrize("rows, update", [(MIDDLE, "smem"), (FIRST, "gmem"), (LAST, "before"), ((300, 256, 0), "gmem")], ids=str)
+@pytest.mark.parametrize("rows, update", [((0, 130, 0, 257), "smem"), ((300, 256, 0), "gmem"), ((0, 0, 1), "before")], ids=str)
 def test_two_ctas(rows, update):
     check(list(rows), tile=(256, 128), pair=True, update=update)
 
 
-@pytest.mark.parametrize("tile, pair", [((128, 64), False), ((128, 192), False), ((128, 256), False), ((256, 256), True), ((128, 128), True)])
+@pytest.mark.parametrize("tile, pair", [((128, 64), False), ((128, 256), False), ((256, 256), True), ((128, 128), True)])
 def test_tiles(tile, pair):
     check([70, 0, 200], tile=tile, pair=pair, stages=2)
 
@@ -103,8 +101,7 @@ def test_ragged_n_and_k(n, k, dtype):
     check([33, 150], n=n, k=k, dtype=dtype)
 
 
-@pytest.mark.parametrize("update", ["smem", "gmem"])
-@pytest.mark.parametrize("pair", [False, True])
+@pytest.mark.parametrize("pair, update", [(False, "smem"), (True, "gmem")])
 def test_many_orders(pair, update):
     check([100, 0, 140, 60], tile=(256, 128) if pair else (128, 128), pair=pair, update=update,
           orders=[("adversarial", s) for s in range(2, 5)])

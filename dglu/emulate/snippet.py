@@ -11,7 +11,7 @@ import numpy as np
 from .ptx import parse
 from .translate import LANES, Program, translate
 
-# %% ../../nbs/machine/14b_snippet.ipynb #a7be2ee7
+# %% ../../nbs/machine/14b_snippet.ipynb #2b6ca08c
 BITS_OF = {1: "b8", 2: "b16", 4: "b32", 8: "b64"}
 
 
@@ -21,12 +21,12 @@ def program(code: str,              # PTX instructions
             waits=lambda i: False,  # which instructions may have to be tried again
             ) -> Program:
     "Translate lines of PTX that use registers %name."
-    decl = "".join(f".reg .{'pred' if t == bool else BITS_OF[t.itemsize]} %{k};" for k, t in dtypes.items())
+    decl = "".join(f".reg .{'pred' if t.kind == 'b' else BITS_OF[t.itemsize]} %{k};" for k, t in dtypes.items())
     prog = translate(parse(".visible .entry k()\n{\n" + decl + code + "\nret;\n}").functions["k"], waits, symbols)
     prog.namespace["retire"] = lambda w, m, gone, nxt: -1
     return prog
 
-# %% ../../nbs/machine/14b_snippet.ipynb #6bd5d8dd
+# %% ../../nbs/machine/14b_snippet.ipynb #5a7c0099
 class Bare:
     "A warp with nothing but a program and a carry flag: enough for instructions that touch registers only."
 
@@ -43,8 +43,8 @@ def execute(prog: Program, w, r: list, m) -> int:
 
 
 def run(code: str,              # PTX instructions
-        w=None,                 # the warp that runs them
-        m=None,                 # mask of active lanes, None for all
+        warp=None,              # the warp that runs them
+        mask=None,              # active lanes, None for all
         symbols=None, waits=lambda i: False,
         **regs: np.ndarray,     # 32 values for each register, or a multiple of 32
         ) -> dict | None:
@@ -57,7 +57,7 @@ def run(code: str,              # PTX instructions
         for k, v in bits.items():
             r[prog.numbers["%" + k]] = v[i:i + LANES].copy()
         with np.errstate(all="ignore"):
-            if execute(prog, w or Bare(), r, m) == -2:
+            if execute(prog, warp or Bare(), r, mask) == -2:
                 return None
         for k in bits:
             out[k][i:i + LANES] = r[prog.numbers["%" + k]]

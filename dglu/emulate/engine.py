@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import dglu.emulate.bits
-import dglu.emulate.floats  # noqa: F401 -- each registers its instructions
+import dglu.emulate.convert  # noqa: F401 -- each registers its instructions
 from .barriers import may_wait
 from .loadstore import make_symbols, param_offsets, segment
 from .memory import Global, Knowledge, Shared, Trace

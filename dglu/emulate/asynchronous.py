@@ -19,7 +19,8 @@ import numpy as np
 from . import tma
 from .barriers import barrier_at, cta_at, each
 from .engine import LEAVE, Async, Engine, force, issue
-from .loadstore import SHARED_WINDOW, address, here, say, shadow_of
+from .addresses import SHARED_WINDOW, address, here, say
+from .loadstore import shadow_of
 from .memory import RANK_SHIFT, Knowledge, check_read, check_write, race
 from .numbers import u1, u4
 from .translate import CODE, EMIT, RUNTIME, Fault, Gen, Mods, emits, get, lanes, put, runtime, width

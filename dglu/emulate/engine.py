@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+import dglu.emulate.atomics
 import dglu.emulate.bits
-import dglu.emulate.convert  # noqa: F401 -- each registers its instructions
-from .barriers import may_wait
-from .loadstore import make_symbols, param_offsets, segment
+import dglu.emulate.convert
+import dglu.emulate.matrix  # noqa: F401 -- each registers its instructions
+from .addresses import make_symbols, param_offsets
 from .memory import Global, Knowledge, Shared, Trace
 from .numbers import u1
+from .order import segment
 from .ptx import parse
+from .rendezvous import may_wait
 from .translate import LANES, Fault, Program, Unmodelled, translate
 from .warp import Split, Warp, full, run_warp, wake
 

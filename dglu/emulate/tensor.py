@@ -16,7 +16,8 @@ from . import tensorcore, tma, tmem
 from .asynchronous import Ticket, read_smem, shared_address
 from .barriers import barrier_at
 from .engine import LEAVE, Async, Engine, force, issue
-from .loadstore import here, say, st_shared
+from .addresses import here, say
+from .loadstore import st_shared
 from .memory import RANK_SHIFT, Knowledge, Shadow, distinct, race
 from .numbers import u4
 from .translate import LANES, Fault, Gen, Mods, Unmodelled, emits, get, lanes, put, runtime

@@ -17,7 +17,7 @@ from .order import learn, publish
 from .translate import LANES, Fault, Gen, Mods, Unmodelled, emits, get, lanes, put, runtime
 from .warp import full
 
-# %% ../../nbs/machine/20_barriers.ipynb #4483f00b
+# %% ../../nbs/machine/20_barriers.ipynb #4201f361
 class MBarrier:
     "One mbarrier object."
 
@@ -28,8 +28,8 @@ class MBarrier:
     def arrive(self, n: int, who):
         "n arrivals; too many are a fault."
         if n > self.pending:
-            raise Fault("barrier over-arrival", f"{who()}: {n} arrivals at {self.name}, whose phase {self.phase} expects only {self.pending} "
-                                                f"more of {self.count}.")
+            still = f"whose phase {self.phase} expects only {self.pending} more of {self.count}"
+            raise Fault("barrier over-arrival", f"{who()}: {n} arrivals at {self.name}, {still}.")
         self.pending -= n
         self.settle()
 
@@ -37,19 +37,16 @@ class MBarrier:
         "Announce (n > 0) or deliver (n < 0) bytes."
         self.tx += n
         if abs(self.tx) >= 1 << 20:
-            raise Fault("barrier tx-count", f"{who()}: tx-count of {self.name} is {self.tx}, the limit is 2^20 - 1 bytes. Announce as many "
-                                            f"bytes as arrive.")
+            raise Fault("barrier tx-count", f"{who()}: tx-count of {self.name} is {self.tx}, at most 2^20 - 1. Announce as many bytes as arrive.")
         self.settle()
 
     def settle(self):
         "Complete the phase if nothing is missing."
-        if self.pending or self.tx:
-            return
+        if self.pending or self.tx: return
         self.phase, self.pending = self.phase + 1, self.count
         self.complete.join(self.current)
         self.current, waiters, self.waiters = Knowledge(), self.waiters, []
-        for w in waiters:
-            w.machine.ready(w)
+        for w in waiters: w.machine.ready(w)
 
     def passed(self, parity: int) -> bool:
         "Has the phase of this parity been completed?"

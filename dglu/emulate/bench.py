@@ -16,14 +16,14 @@ from .numbers import u4, u8
 from .translate import LANES
 from .warp import Warp
 
-# %% ../../nbs/machine/18b_bench.ipynb #b91d0046
+# %% ../../nbs/machine/18b_bench.ipynb #fd2bc2dd
 def bare_machine(tensors: dict,       # name -> array
                  races: bool = False,  # track happens-before?
                  seed: int | None = None,  # of adversarial choices; None: none
                  ) -> SimpleNamespace:
     "Memory, counters and trace, as the engine has them."
-    m = SimpleNamespace(memory=Global(), sms=148, clock=0, races=races, checks=True, trace=Trace(), bytes=Counter(), banks=Counter(), flags={}, woken=[],
-                        chaos=None if seed is None else np.random.default_rng(seed))
+    m = SimpleNamespace(memory=Global(), sms=148, clock=0, races=races, checks=True, trace=Trace(), bytes=Counter(), banks=Counter(),
+                        flags={}, woken=[], chaos=None if seed is None else np.random.default_rng(seed))
     m.ready = m.woken.append
     for name, t in tensors.items():
         m.memory.add(t.ctypes.data, t.reshape(-1).view(np.uint8), name, t)

@@ -41,7 +41,7 @@ class NamedBarrier:
     def __str__(self):
         return f"{self.name} ({self.arrived} of {self.expected} threads)"
 
-# %% ../../nbs/machine/20b_rendezvous.ipynb #f18d151d
+# %% ../../nbs/machine/20b_rendezvous.ipynb #2ebd90fa
 def named(w, number: int, threads, ins) -> NamedBarrier:
     "The barrier and how many threads it expects now."
     if not 0 <= number < 16:
@@ -55,7 +55,7 @@ def named(w, number: int, threads, ins) -> NamedBarrier:
     bar.expected, bar.everyone = expected, threads is None
     return bar
 
-
+# %% ../../nbs/machine/20b_rendezvous.ipynb #1b45a752
 @runtime
 def bar_arrive(w, number, threads, m, ins, wait: bool, votes=None):
     "True when the barrier has opened (or need not be waited for); None to wait."
@@ -113,7 +113,7 @@ def emit_bar(g: Gen, ins):
     if verb == "red":
         put(g, ins.args[0], f"bar_result(w, {number}, '{how}')", "u4" if how == "popc" else "p")
 
-# %% ../../nbs/machine/20b_rendezvous.ipynb #11acf5b1
+# %% ../../nbs/machine/20b_rendezvous.ipynb #43a3291e
 @runtime
 def cluster_arrive(w, m, ins, how: str):
     "`barrier.cluster.arrive`."
@@ -142,7 +142,7 @@ def cluster_wait(w, m, ins):
     learn(w, c.complete)
     return True
 
-
+# %% ../../nbs/machine/20b_rendezvous.ipynb #09af7d49
 def emit_cluster_barrier(g: Gen, ins, m: Mods):
     "`barrier.cluster.arrive/wait`."
     m.flag("aligned", "acquire", "release")

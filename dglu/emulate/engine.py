@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import dglu.emulate.atomics
+import dglu.emulate.barriers
 import dglu.emulate.bits
 import dglu.emulate.convert
 import dglu.emulate.matrix  # noqa: F401 -- each registers its instructions

@@ -8,7 +8,7 @@ __all__ = ['ATTRIBUTES', 'P', 'I', 'L', 'RUNTIME_CALLS', 'CudaLike', 'storage', 
            'pack_params', 'start', 'callback', 'pointers', 'ptx_of', 'emulated_module', 'load_library', 'Machine',
            'setup', 'machine', 'patched', 'swap', 'tensor_init', 'keep_ptx', 'emulated_executor']
 
-# %% ../../nbs/machine/24_launch.ipynb #2f0335a3
+# %% ../../nbs/machine/24_launch.ipynb #674f3e1c
 import contextlib
 import ctypes
 import gc
@@ -19,9 +19,11 @@ from ctypes import c_int32, c_int64, c_void_p
 
 import numpy as np
 
-import dglu.emulate.asynchronous
+import dglu.emulate.bulk
+import dglu.emulate.handover
 import dglu.emulate.tensor  # noqa: F401 -- registers its instructions
-from .engine import Engine, Launch, load_kernel, run_kernel, tally
+from .cluster import Launch, load_kernel, unmodelled
+from .engine import Engine, run_kernel, tally
 from .numbers import Approx, u1
 from .translate import Fault
 
@@ -224,7 +226,7 @@ def load_library(engine):
     call("cuda_load_to_device", inner, dev, err)
     engine.keep = (lib, inner, outer)
 
-# %% ../../nbs/machine/24_launch.ipynb #845a24ae
+# %% ../../nbs/machine/24_launch.ipynb #a02118f1
 class Machine:
     "An emulated GPU. Use `machine()`."
 
@@ -240,11 +242,12 @@ class Machine:
 
     @property
     def stats(self) -> dict:
-        "Counters: instructions by opcode and by warp, bytes by path, tensor-core work, bank conflicts, waits."
+        "Counters: instructions by opcode and by warp, bytes by path, tensor-core work, bank conflicts, waits; and what isn't modelled, by kernel."
         e = self.engine
         counts, roles = tally(e)
         return dict(instructions=dict(counts.most_common()), by_warp=dict(sorted(roles.items())), bytes=dict(e.bytes), banks=dict(e.banks),
-                    tensor=dict(e.tensor), waits={f"warp {w}: {b}": n for (w, b), n in e.waits.most_common()}, launches=len(self.launches))
+                    tensor=dict(e.tensor), waits={f"warp {w}: {b}": n for (w, b), n in e.waits.most_common()}, launches=len(self.launches),
+                    unmodelled={name: unmodelled(k) for name, k in e.kernels.items()})
 
     @property
     def timeline(self) -> list:

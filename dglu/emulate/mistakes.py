@@ -7,13 +7,15 @@ __all__ = ['HEAD', 'INIT', 'LOAD', 'OUT', 'MISTAKES', 'FLAG', 'RELEASE', 'ACQUIR
            'COMMIT', 'READ', 'WAITLD', 'FREE', 'STORE', 'AFTER', 'Mistake', 'run_mistake', 'aligned_words', 'caught',
            'wait']
 
-# %% ../../nbs/machine/25_mistakes.ipynb #cde07ee5
+# %% ../../nbs/machine/25_mistakes.ipynb #81d3c05b
 from dataclasses import dataclass
 
 import numpy as np
 
+import dglu.emulate.bulk
 import dglu.emulate.tensor  # noqa: F401 -- registers its instructions
-from .engine import Engine, Launch, load_kernel, run_kernel
+from .cluster import Launch, load_kernel
+from .engine import Engine, run_kernel
 from .numbers import u1, u4, u8
 from .translate import Fault
 

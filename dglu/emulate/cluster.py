@@ -11,12 +11,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-import dglu.emulate.floats  # noqa: F401 -- registers its instructions
-from .barriers import may_wait
-from .loadstore import make_symbols, param_offsets
+import dglu.emulate.atomics  # noqa: F401 -- these register their instructions
+import dglu.emulate.barriers  # noqa: F401
+import dglu.emulate.bits  # noqa: F401
+import dglu.emulate.convert  # noqa: F401
+import dglu.emulate.floats  # noqa: F401
+import dglu.emulate.matrix  # noqa: F401
+from .addresses import make_symbols, param_offsets
 from .memory import Knowledge, Shared
 from .numbers import u1
 from .ptx import ENDS, Instr, parse
+from .rendezvous import may_wait
 from .translate import LANES, Fault, Gen, Program, Unmodelled, emit_instr, translate
 
 # %% ../../nbs/machine/21_cluster.ipynb #47330f13

@@ -14,7 +14,8 @@ import numpy as np
 
 from .cluster import Cluster, Kernel, Launch, check_limits, load_kernel
 from .flight import land
-from .loadstore import param_offsets, segment
+from .addresses import param_offsets
+from .order import segment
 from .memory import Global, Knowledge, Trace
 from .numbers import u1
 from .translate import LANES, Fault, Unmodelled
@@ -174,12 +175,14 @@ def step(e: Engine, chaos):
         w, quantum = e.queue.popleft(), int(chaos.integers(1, 24))
         shear(w, chaos)
     w.queued, w.trying = False, False
+    if w.done:                                  # it woke itself in its last turn
+        return
     begin, pc = e.clock, w.now.pc
     status = guarded(w, quantum)
     e.clock += 1
     if e.timeline is not None:
         e.timeline.append((begin, w.cta.name, w.index, pc, status, str(w.now.blocked) if status == "blocked" else ""))
-    if status == "ready":
+    if status == "ready" and not w.queued:      # it may have woken itself
         w.queued = True
         e.queue.append(w)
     elif status == "done":

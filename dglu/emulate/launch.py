@@ -134,7 +134,7 @@ def launch_ex(config, kernel, args):
 # %% ../../nbs/machine/24_launch.ipynb #c0652f4a
 def pack_params(kernel, args: int) -> np.ndarray:
     "Collect the parameters, whose sizes the PTX knows, into one aligned buffer."
-    from dglu.emulate.loadstore import param_offsets
+    from dglu.emulate.addresses import param_offsets
     fn = kernel.program.fn
     raw = np.zeros(4096 * 8 + 256, u1)
     buf = raw[-raw.ctypes.data % 128:][:4096 * 8]

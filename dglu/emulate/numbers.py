@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['u1', 'u2', 'u4', 'u8', 'i1', 'i2', 'i4', 'i8', 'f2', 'f4', 'f8', 'NARROW', 'TIE', 'LOW', 'ROUND_INT', 'BOUND',
            'FUNCTIONS', 'ABSOLUTE', 'TINY', 'values', 'nearest_code', 'encode_narrow', 'narrow_table', 'to_narrow',
-           'from_bf16', 'to_bf16', 'to_f16', 'to_f32', 'odd_sum', 'fma_f32', 'to_int', 'Approx', 'perturb', 'ftz',
-           'approx']
+           'from_bf16', 'to_bf16', 'directed', 'to_f16', 'to_f32', 'odd_sum', 'fma_f32', 'to_int', 'Approx', 'perturb',
+           'ftz', 'approx']
 
 # %% ../../nbs/machine/11_numbers.ipynb #d09bd187
 from functools import lru_cache
@@ -91,40 +91,52 @@ def to_narrow(x: np.ndarray,  # float32
     b = x.view(u4)
     return narrow_table(fmt, mode, relu)[(b >> u4(16)) | ((b & u4(0xFFFF)) != 0)]
 
-# %% ../../nbs/machine/11_numbers.ipynb #6bb91080
+# %% ../../nbs/machine/11_numbers.ipynb #e35d6095
 def from_bf16(b: np.ndarray) -> np.ndarray:
     "uint16 bits to float32."
     return (b.astype(u4) << u4(16)).view(f4)
 
 
-def to_bf16(x: np.ndarray, mode: str = "rn") -> np.ndarray:
-    "float32 to BF16 bits; NaN becomes 0x7FFF (PTX ISA, `cvt`)."
+def to_bf16(x: np.ndarray,     # float32
+            mode: str = "rn",  # rn, rz, rm (down), rp (up)
+            ) -> np.ndarray:
+    "BF16 bits; NaN becomes 0x7FFF (PTX ISA, `cvt`)."
     b = x.view(u4)
-    r = (b >> u4(16)) if mode == "rz" else (b + u4(0x7FFF) + (b >> u4(16) & u4(1))) >> u4(16)
+    if mode == "rn":
+        r = (b + u4(0x7FFF) + (b >> u4(16) & u4(1))) >> u4(16)
+    else:                      # one step away from zero if bits are lost and the mode looks away from zero on this side
+        away = {"rz": False, "rm": b >> u4(31) == 1, "rp": b >> u4(31) == 0}[mode]
+        r = (b >> u4(16)) + (away & (b & u4(0xFFFF) != 0))
     return np.where(x != x, u2(0x7FFF), r.astype(u2))
 
-# %% ../../nbs/machine/11_numbers.ipynb #a43c4f36
-def to_f16(x: np.ndarray,  # float32 or float64
-           mode: str = "rn") -> np.ndarray:
+# %% ../../nbs/machine/11_numbers.ipynb #e408bee0
+def directed(r: np.ndarray,  # x, rounded to nearest
+             x: np.ndarray,  # float64, exact
+             mode: str,      # rz, rm (down), rp (up)
+             ) -> np.ndarray:
+    "Step to the neighbour where the nearest number lies on the wrong side."
+    w, t = r.astype(f8), r.dtype.type
+    wrong = {"rz": np.abs(w) > np.abs(x), "rm": w > x, "rp": w < x}[mode] & ~np.isnan(x)
+    toward = {"rz": t(0), "rm": t(-np.inf), "rp": t(np.inf)}[mode]
+    return np.where(wrong, np.nextafter(r, toward), r)
+
+
+def to_f16(x: np.ndarray,     # float32 or float64
+           mode: str = "rn",  # rn, rz, rm, rp
+           ) -> np.ndarray:
     "F16 bits; NaN becomes 0x7FFF."
     h = x.astype(f2)
-    if mode == "rz":      # step back where rounding went away from zero
-        over = (np.abs(h.astype(f8)) > np.abs(x.astype(f8))) & np.isfinite(x)
-        h = np.where(over, (h.view(u2) - u2(1)).view(f2), h)
+    if mode != "rn":
+        h = directed(h, x.astype(f8), mode)
     return np.where(x != x, u2(0x7FFF), h.view(u2))
 
-# %% ../../nbs/machine/11_numbers.ipynb #5786d27c
+# %% ../../nbs/machine/11_numbers.ipynb #f6da0f96
 def to_f32(x: np.ndarray,  # float64
            mode: str = "rn",
            ) -> np.ndarray:
     "float64 to float32 in a rounding mode rn, rz, rm (down), rp (up)."
     r = x.astype(f4)
-    if mode == "rn":
-        return r
-    w = r.astype(f8)
-    wrong = {"rz": np.abs(w) > np.abs(x), "rm": w > x, "rp": w < x}[mode] & ~np.isnan(x)
-    toward = {"rz": f4(0), "rm": f4(-np.inf), "rp": f4(np.inf)}[mode]
-    return np.where(wrong, np.nextafter(r, toward), r)
+    return r if mode == "rn" else directed(r, x, mode)
 
 # %% ../../nbs/machine/11_numbers.ipynb #c09b616e
 def odd_sum(p: np.ndarray, c: np.ndarray) -> np.ndarray:

@@ -22,7 +22,7 @@ from cutlass.tensor_utils import TensorMapManager, TensorMapUpdateMode
 
 from .schedule import Answers, WorkRing, schedule_dynamic, schedule_static, threads
 
-# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #794bd047
+# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #447a7015
 CTA_ROWS = 128             # rows of an accumulator: the lanes of tensor memory
 SMEM_BYTES = 227 * 1024    # of shared memory that a CTA may have
 K_TILE = 64                # BF16 elements of a 128-byte row
@@ -58,8 +58,8 @@ class Plan:
     def tmem_columns(self) -> int: return max(32, 1 << (ACC_STAGES * self.tile[1] - 1).bit_length())
 
     def stages(self, epilogue_bytes: int) -> int:
-        "As many as shared memory takes beside the epilogue, barriers (1 KB) and alignment; beyond 8 nothing is gained."
-        return min(8, (SMEM_BYTES - epilogue_bytes - 2048) // self.stage_bytes)
+        "As many as shared memory takes beside the epilogue and 1 KB of barriers; beyond 8 nothing is gained."
+        return min(8, (SMEM_BYTES - epilogue_bytes - 1024) // self.stage_bytes)
 
 # %% ../../nbs/kernels/22_mainloop_sm100.ipynb #ffb6f20b
 MAPS = TensorMapManager(TensorMapUpdateMode.GMEM, 128)

@@ -73,7 +73,7 @@ def tile_places(atom: cute.CopyAtom, tensor: cute.Tensor, shared: cute.Tensor, c
     tiles = cute.local_tile(tensor, (CTA_ROWS, columns), (None, None))
     return cpasync.tma_partition(atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(tiles, 0, 2))
 
-# %% ../../nbs/kernels/23_sm100.ipynb #0775bf77
+# %% ../../nbs/kernels/23_sm100.ipynb #a6f5bfae
 class DgluEpilogue:
     "R, C and prob to D, dprob, partial sums of dbias, and prob·act (contract, 'Step 2')."
     warps_that_load = 1
@@ -132,10 +132,14 @@ class DgluEpilogue:
         differentiate(self.o, plan, ring, accs, filled, acc, sc, sd, so, sums, extra, place, n, wid)
 
 
-def swizzled(memory, layout: cute.ComposedLayout): return memory.get_tensor(layout.outer, swizzle=layout.inner)
+def swizzled(memory, layout: cute.ComposedLayout) -> cute.Tensor:
+    "A field of shared memory as a tensor."
+    return memory.get_tensor(layout.outer, swizzle=layout.inner)
 
 
-def partial_sums(scratch: cute.Pointer, rows, columns): return cute.make_tensor(scratch, cute.make_layout((rows, columns), stride=(Int64(columns), 1)))
+def partial_sums(scratch: cute.Pointer, rows, columns) -> cute.Tensor:
+    "A row-major matrix over scratch memory."
+    return cute.make_tensor(scratch, cute.make_layout((rows, columns), stride=(Int64(columns), 1)))
 
 # %% ../../nbs/kernels/23_sm100.ipynb #d6a72f1c
 @cute.jit
@@ -259,7 +263,7 @@ def add_dprob(o: cutlass.Constexpr, dprob: cute.Tensor, partial: cute.Tensor, ro
     else:
         arch.red((dprob.iterator + row).llvm_ptr, total, op="add", dtype="f32", sem="relaxed", scope="gpu")
 
-# %% ../../nbs/kernels/23_sm100.ipynb #7ad49963
+# %% ../../nbs/kernels/23_sm100.ipynb #d09b8b1d
 class DgluSm100:
     "The host function of the SM100 BF16 backend; compile it with `cute.compile`."
 
@@ -296,4 +300,6 @@ class DgluSm100:
                 grid=(cute.ceil_div(m, 128), 1, 1), block=(128, 1, 1), stream=stream)
 
 
-def at(address, dtype: type, align: int) -> cute.Pointer: return cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=align)
+def at(address, dtype: type, align: int) -> cute.Pointer:
+    "A pointer to device memory, from its address."
+    return cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=align)

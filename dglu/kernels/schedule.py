@@ -75,7 +75,7 @@ def raster(local, tiles_m, tiles_n):
         im, jn = place, across
     return im, jn
 
-# %% ../../nbs/kernels/20_schedule.ipynb #84f234e0
+# %% ../../nbs/kernels/20_schedule.ipynb #cde143ad
 class Work(NamedTuple):
     "A cluster's tile."
     expert: object  # -1: nothing is left
@@ -84,7 +84,9 @@ class Work(NamedTuple):
     end: object     # first row that is not the expert's
 
 
-def threads(n: int): return pipeline.CooperativeGroup(pipeline.Agent.Thread, n)
+def threads(n: int) -> pipeline.CooperativeGroup:
+    "So many arrivals."
+    return pipeline.CooperativeGroup(pipeline.Agent.Thread, n)
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['CAPABILITY', 'NAME', 'TENSORS', 'DISCRETE', 'SCRATCH', 'SIZES', 'architecture', 'load_kernels', 'plan_of',
-           'element_types', 'cache_folder', 'object_file', 'build', 'store', 'kernel', 'Scratch', 'Launcher',
-           'resident_clusters', 'grid_of', 'emulated', 'on_device', 'stream_of', 'Sm100Op', 'compile_problem']
+           'element_types', 'cache_folder', 'object_file', 'build', 'store', 'kernel', 'stand_in', 'precompile',
+           'Scratch', 'Launcher', 'resident_clusters', 'grid_of', 'emulated', 'on_device', 'stream_of', 'Sm100Op',
+           'compile_problem']
 
-# %% ../nbs/kernels/24_host.ipynb #f30a48e2
+# %% ../nbs/kernels/24_host.ipynb #5411f6e1
 import ctypes
 import hashlib
 import os
@@ -24,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .contract import Problem, cluster_of
+from .contract import Config, Problem, cluster_of
 
 # %% ../nbs/kernels/24_host.ipynb #4fcdbaa6
 CAPABILITY = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
@@ -44,14 +45,14 @@ def load_kernels(arch: str):
     os.environ.setdefault("CUTE_DSL_ARCH", arch)
     return import_module("dglu.kernels.dglu_sm100")
 
-# %% ../nbs/kernels/24_host.ipynb #83d748ee
+# %% ../nbs/kernels/24_host.ipynb #2adcd43a
 @lru_cache(maxsize=512)
-def plan_of(problem: Problem) -> tuple:  # Plan, Outputs
+def plan_of(problem: Problem, arch: str) -> tuple:  # Plan, Outputs
     "What a kernel for a problem is compiled for (contract, 'Common Parameters')."
     if problem.family != "bf16":
         raise NotImplementedError(f"the type of A and B = {problem.ab_dtype}: must be torch.bfloat16, as the sm100 and emulate backends have no other kernels yet. "
                                   "Use backend='reference'.")
-    kernels, config, kind = load_kernels(architecture(problem.device)), problem.config, element_types()
+    kernels, config, kind = load_kernels(arch), problem.config, element_types()
     gate_of = import_module("dglu.kernels.epilogue").gate_of
     plan = kernels.Plan(config.mma_tiler_mn, cluster_of(config), problem.b_major, problem.weights == "discrete", config.use_dynamic_sched)
     wide = problem.c_dtype.itemsize + problem.d_dtype.itemsize == 8
@@ -120,6 +121,22 @@ def kernel(arch: str, plan, outputs, emulated: bool):
     except OSError as e: warnings.warn(f"the compiled kernel could not be kept in {file.parent} ({e}). Set DGLU_CACHE to a folder that can be written.", stacklevel=2)
     return compiled
 
+# %% ../nbs/kernels/24_host.ipynb #9b008723
+def stand_in(config: Config, weights: str = "dense", c: torch.dtype = torch.bfloat16, d: torch.dtype = torch.bfloat16,
+             outputs: tuple = (), activation: torch.dtype | None = None) -> Problem:
+    "A BF16 problem with these choices and no particular size: sizes are not compiled."
+    has = frozenset(("d_row", "dprob", *outputs, *(("activation_out",) if activation else ())))
+    bf16 = torch.bfloat16
+    return Problem(config, "bf16", weights, 0, 64, 64, 1, bf16, c, d, None, config.b_major, has, True, torch.device("cuda", 0), activation)
+
+
+def precompile(problem: Problem, arch: str) -> Path:
+    "Compile the kernel of a problem for a chip that need not be here; the object file."
+    plan, outputs = plan_of(problem, arch)
+    file = object_file(arch, plan, outputs)
+    if not file.exists(): store(build(arch, plan, outputs), file)
+    return file
+
 # %% ../nbs/kernels/24_host.ipynb #76a150f3
 class Scratch:
     "Memory between the launches of a call, one piece for each stream and purpose."
@@ -182,14 +199,14 @@ def stream_of(device: torch.device) -> int:
     "The handle of torch's current stream."
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
-# %% ../nbs/kernels/24_host.ipynb #c4240997
+# %% ../nbs/kernels/24_host.ipynb #04c4812c
 class Sm100Op:
     "Runs problems of one compile key on their GPU, or on the emulated one."
     reads_addresses_only = True
 
     def __init__(self, problem: Problem):  # its m is not read
-        self.plan, self.outputs = plan_of(problem)
         self.arch, self.cpu = architecture(problem.device), problem.device.type == "cpu"
+        self.plan, self.outputs = plan_of(problem, self.arch)
         self.scratch, self.launcher, self.grids = Scratch(problem.device), None, {}
 
     def __call__(self, p: Problem, t: dict):

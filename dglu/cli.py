@@ -156,19 +156,20 @@ def check(backend: str = typer.Option("reference", help="sm100, sm90, emulate, r
               + (f"; it has no kernel yet for {without} more" if without else ""))
     if failed or not done: raise typer.Exit(1)
 
-# %% ../nbs/api/35_cli.ipynb #bdd5ba6c
-def combinations(weights, b_major, act_func, dbias, dynamic, c, d) -> list:  # of dglu.contract.Problem
+# %% ../nbs/api/35_cli.ipynb #d2856985
+def combinations(weights, b_major, act_func, dbias, schedule, c, d) -> list:  # of dglu.contract.Problem
     "The BF16 problems that a command line asks for; dGeGLU with both of its filters."
     from dglu.contract import Config
     from dglu.sm100 import stand_in
     types = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
     for name, given, allowed in (("weights", weights, ("dense", "discrete")), ("b-major", b_major, ("k", "n")), ("act", act_func, ("dswiglu", "dgeglu")),
+                                 ("dbias", dbias, ("with", "without")), ("schedule", schedule, ("static", "dynamic")),
                                  ("c", c, types), ("d", d, types)):
         for x in given:
             if x not in allowed: stop(f"{name} = {x!r}: must be one of {', '.join(map(repr, allowed))}. Leave it out for the default.", 2)
     acts = [(a, f) for a in act_func for f in ((None,) if a == "dswiglu" else ("value", "mask"))]
-    return [stand_in(Config(act_func=a, geglu_filter=f, b_major=major, use_dynamic_sched=dyn), w, types[x], types[y], ("dbias",) if bias else ())
-            for (a, f), w, major, bias, dyn, x, y in product(acts, weights, b_major, dbias, dynamic, c, d)]
+    return [stand_in(Config(act_func=a, geglu_filter=f, b_major=major, use_dynamic_sched=order == "dynamic"), w, types[x], types[y], ("dbias",) if bias == "with" else ())
+            for (a, f), w, major, bias, order, x, y in product(acts, weights, b_major, dbias, schedule, c, d)]
 
 
 @app.command("compile")
@@ -176,8 +177,8 @@ def compile_kernels(arch: str = typer.Option("sm_100a", help="sm_100a or sm_103a
                     act: list[str] = typer.Option(["dswiglu"], help="dswiglu, dgeglu; may be given twice, as all that follow."),
                     weights: list[str] = typer.Option(["dense"], help="dense, discrete."),
                     b_major: list[str] = typer.Option(["k"], help="k, n."),
-                    dbias: list[bool] = typer.Option([True, False], help="With a bias gradient, without."),
-                    dynamic: list[bool] = typer.Option([False], help="Tiles handed out by the chip."),
+                    dbias: list[str] = typer.Option(["with", "without"], help="A bias gradient: with, without."),
+                    schedule: list[str] = typer.Option(["static"], help="static, or dynamic: tiles handed out by the chip."),
                     c: list[str] = typer.Option(["bf16"], help="Type of C: bf16, f16, f32."),
                     d: list[str] = typer.Option(["bf16"], help="Type of D: bf16, f16, f32.")):
     "Compile SM100 kernels into the cache, on any machine."
@@ -185,7 +186,7 @@ def compile_kernels(arch: str = typer.Option("sm_100a", help="sm_100a or sm_103a
     if find_spec("cutlass") is None: stop("nvidia-cutlass-dsl is not installed: pip install 'dglu[kernels]'", 2)
     from dglu.sm100 import precompile
     out = console()
-    for problem in combinations(weights, b_major, act, dbias, dynamic, c, d):
+    for problem in combinations(weights, b_major, act, dbias, schedule, c, d):
         file = precompile(problem, arch)
         out.print(f"{file.name}  {problem.config.act_func} {problem.config.geglu_filter or ''} {problem.weights} {problem.b_major} {', '.join(sorted(problem.outputs))}")
 

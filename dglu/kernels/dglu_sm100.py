@@ -73,7 +73,7 @@ def tile_places(atom: cute.CopyAtom, tensor: cute.Tensor, shared: cute.Tensor, c
     tiles = cute.local_tile(tensor, (CTA_ROWS, columns), (None, None))
     return cpasync.tma_partition(atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(tiles, 0, 2))
 
-# %% ../../nbs/kernels/23_sm100.ipynb #a6f5bfae
+# %% ../../nbs/kernels/23_sm100.ipynb #59e196c8
 class DgluEpilogue:
     "R, C and prob to D, dprob, partial sums of dbias, and prob·act (contract, 'Step 2')."
     warps_that_load = 1
@@ -124,8 +124,8 @@ class DgluEpilogue:
         load_c(self.o, plan, ring, filled, extra[0], extra[1], swizzled(shared.c, extra[6]), place, n)
 
     @cute.jit
-    def run(self, ring: WorkRing, accs: pipeline.PipelineUmmaAsync, filled: pipeline.PipelineTmaAsync, shared, acc: cute.Tensor, extra, plan: cutlass.Constexpr,
-            place, n, wid):
+    def run(self, ring: WorkRing, accs: pipeline.PipelineUmmaAsync, filled: pipeline.PipelineTmaAsync, shared, acc: cute.Tensor, extra,
+            plan: cutlass.Constexpr, place, n, wid):
         sc, sd = swizzled(shared.c, extra[6]), swizzled(shared.d, extra[7])
         so = swizzled(shared.out, extra[8]) if const_expr(self.o.out is not None) else None
         sums = shared.sums.get_tensor(cute.make_layout((2 * STEP, 4))) if const_expr(self.o.dbias) else None
@@ -141,7 +141,7 @@ def partial_sums(scratch: cute.Pointer, rows, columns) -> cute.Tensor:
     "A row-major matrix over scratch memory."
     return cute.make_tensor(scratch, cute.make_layout((rows, columns), stride=(Int64(columns), 1)))
 
-# %% ../../nbs/kernels/23_sm100.ipynb #d6a72f1c
+# %% ../../nbs/kernels/23_sm100.ipynb #864fb180
 @cute.jit
 def load_c(o: cutlass.Constexpr, plan: cutlass.Constexpr, ring: WorkRing, filled: pipeline.PipelineTmaAsync, tma: cute.CopyAtom, c: cute.Tensor,
            sc: cute.Tensor, place, n):
@@ -154,7 +154,8 @@ def load_c(o: cutlass.Constexpr, plan: cutlass.Constexpr, ring: WorkRing, filled
         row, col = own_part(plan, row, col, place)
         for step in cutlass.range(steps_of(plan, row, col, end, n), unroll=1):
             filled.producer_acquire(stage)
-            cute.copy(tma, source[(None, row // CTA_ROWS, col // STEP + step)], to[(None, stage.index)], tma_bar_ptr=filled.producer_get_barrier(stage))
+            cute.copy(tma, source[(None, row // CTA_ROWS, col // STEP + step)], to[(None, stage.index)],
+                      tma_bar_ptr=filled.producer_get_barrier(stage))
             stage.advance()
         work, turn = ring.take(turn)
         expert, row, col, end = work
@@ -173,7 +174,7 @@ def row_scales(scales, linear: cutlass.Constexpr, fr: cutlass.Constexpr, prob: c
             if const_expr(linear):
                 scales[1, h, i], scales[2, h, i] = alpha2 * p * beta, p * beta
 
-# %% ../../nbs/kernels/23_sm100.ipynb #59e48cd9
+# %% ../../nbs/kernels/23_sm100.ipynb #c07b0ca8
 @cute.jit
 def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, ring: WorkRing, accs: pipeline.PipelineUmmaAsync, filled: pipeline.PipelineTmaAsync,
                   acc: cute.Tensor, sc: cute.Tensor, sd: cute.Tensor, so, sums_shared, extra, place, n, wid):
@@ -188,7 +189,7 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, ring: WorkRing,
     from_c, to_d = take_c.partition_S(cute.flat_divide(sc, (CTA_ROWS, STEP))), give_d.partition_D(cute.flat_divide(sd, (CTA_ROWS, STEP)))
     leave_d, arrive_d = tile_places(store_d, d, sd, 2 * STEP)
     r, gate, up, dgate, dup = [cute.make_rmem_tensor(shape, dtype) for dtype in (Float32, o.c, o.c, o.d, o.d)]
-    row_sums, scales = cute.make_rmem_tensor(cute.make_layout(4 * fr.blocks), Float32), cute.make_rmem_tensor(cute.make_layout((3, 2, fr.blocks)), Float32)
+    row_sums, scales = [cute.make_rmem_tensor(cute.make_layout(s), Float32) for s in (4 * fr.blocks, (3, 2, fr.blocks))]
     values, sums = None, None
     if const_expr(o.out is not None):
         values, give_out = cute.make_rmem_tensor(shape, o.out), fragment_copy(t2r, warp.StMatrix8x8x16bOp, o.out, tid)

@@ -107,7 +107,7 @@ def matrices(plan: Plan, a: cute.Pointer, b: cute.Pointer, m, n, k, experts) -> 
     if plan.discrete: return wide, cute.make_tensor(a, cute.make_layout((n, k, 1), stride=(*inner, 0)))
     return wide, cute.make_tensor(b, cute.make_layout((n, k, experts), stride=(*inner, cute.assume(Int64(n) * k, 8))))
 
-# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #62852fc5
+# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #c8df2142
 @cute.jit
 def load_operands(plan: cutlass.Constexpr, tiler: cutlass.Constexpr, ring: WorkRing, loads: pipeline.PipelineTmaUmma, mma: cute.TiledMma,
                   load_a: cute.CopyAtom, a: cute.Tensor, load_b: cute.CopyAtom, b: cute.Tensor, sa: cute.Tensor, sb: cute.Tensor, vmnk: cute.Layout,
@@ -116,8 +116,10 @@ def load_operands(plan: cutlass.Constexpr, tiler: cutlass.Constexpr, ring: WorkR
     mine = mma.get_slice(place[0])
     tiles_a = mine.partition_A(cute.local_tile(a, cute.slice_(tiler, (None, 0, None)), (None, None, None)))
     tiles_b = mine.partition_B(cute.local_tile(b, cute.slice_(tiler, (0, None, None)), (None, None, None)))
-    to_a, from_a = cpasync.tma_partition(load_a, place[2], cute.make_layout(cute.size(vmnk, mode=[2])), cute.group_modes(sa, 0, 3), cute.group_modes(tiles_a, 0, 3))
-    to_b, from_b = cpasync.tma_partition(load_b, place[1], cute.make_layout(cute.size(vmnk, mode=[1])), cute.group_modes(sb, 0, 3), cute.group_modes(tiles_b, 0, 3))
+    to_a, from_a = cpasync.tma_partition(load_a, place[2], cute.make_layout(cute.size(vmnk, mode=[2])), cute.group_modes(sa, 0, 3),
+                                         cute.group_modes(tiles_a, 0, 3))
+    to_b, from_b = cpasync.tma_partition(load_b, place[1], cute.make_layout(cute.size(vmnk, mode=[1])), cute.group_modes(sb, 0, 3),
+                                         cute.group_modes(tiles_b, 0, 3))
     mask_a, mask_b = None, None
     if const_expr(cute.size(vmnk) > 1):
         mask_a, mask_b = [cpasync.create_tma_multicast_mask(vmnk, place, mcast_mode=mode) for mode in (2, 1)]
@@ -140,7 +142,7 @@ def load_operands(plan: cutlass.Constexpr, tiler: cutlass.Constexpr, ring: WorkR
         expert, row, col, _ = work
     loads.producer_tail(stage)
 
-# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #9c81420e
+# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #c91b7122
 @cute.jit
 def multiply(plan: cutlass.Constexpr, ring: WorkRing, loads: pipeline.PipelineTmaUmma, accs: pipeline.PipelineUmmaAsync, mma: cute.TiledMma,
              acc: cute.Tensor, sa: cute.Tensor, sb: cute.Tensor, leader, k):
@@ -155,7 +157,7 @@ def multiply(plan: cutlass.Constexpr, ring: WorkRing, loads: pipeline.PipelineTm
             accs.producer_acquire(out)
             mma.set(tcgen05.Field.ACCUMULATE, False)
             to = acc[(None, None, None, out.index)]
-            for step in cutlass.range(cute.ceil_div(k, K_TILE), unroll=1):
+            for _ in cutlass.range(cute.ceil_div(k, K_TILE), unroll=1):
                 loads.consumer_wait(stage)
                 for kb in cutlass.range(cute.size(a, mode=[2]), unroll_full=True):
                     at = (None, None, kb, stage.index)
@@ -195,7 +197,7 @@ def storage_type(plan: Plan, stages: int, ops: Operands, epilogue):
         b: aligned(ops.layout_b)
     return Storage
 
-# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #d3baea48
+# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #d933ba45
 class GroupedGemm:
     "R[rows of e] = A[rows of e]·B[e]ᵀ for each expert e, each tile of it given to an epilogue."
 
@@ -212,7 +214,8 @@ class GroupedGemm:
         extra = self.epilogue.prepare(pointers, m, n, experts)
         self.storage = storage_type(plan, self.stages, ops, self.epilogue)
         if const_expr(plan.discrete):
-            make_maps(ops.load_b[0], cute.make_tensor(b, cute.make_layout(experts)), maps, B.layout).launch(grid=(experts, 1, 1), block=(32, 1, 1), stream=stream)
+            make_maps(ops.load_b[0], cute.make_tensor(b, cute.make_layout(experts)), maps, B.layout).launch(
+                grid=(experts, 1, 1), block=(32, 1, 1), stream=stream)
         self.kernel(ops.mma, *ops.load_a, *ops.load_b, offsets, maps, extra, n, k, ops.layout_a, ops.layout_b, ops.vmnk).launch(
             grid=(plan.cluster[0] * clusters, plan.cluster[1], 1), block=(THREADS, 1, 1), cluster=(*plan.cluster, 1), stream=stream)
 

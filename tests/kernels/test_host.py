@@ -1,0 +1,136 @@
+"""The host side of the kernels: what compiles anew and what does not, the cache on disk, scratch memory."""
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("cutlass")
+import torch
+
+from dglu import sm100
+from dglu.check import execute, run_case
+from dglu.contract import Config
+from dglu.kernels.dglu_sm100 import Outputs
+from dglu.kernels.epilogue import GeGLU
+from dglu.kernels.mainloop_sm100 import Plan
+from dglu.truth import Case, make_tensors
+
+ARCH, PLAN, OUTPUTS = "sm_100a", Plan((128, 32), (1, 1)), Outputs()
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def disk(tmp_path, monkeypatch):
+    "An empty cache on disk, and none in memory."
+    monkeypatch.setenv("DGLU_CACHE", str(tmp_path / "cache"))
+    sm100.kernel.cache_clear()
+    yield tmp_path / "cache"
+    sm100.kernel.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return sm100.build(ARCH, PLAN, OUTPUTS)
+
+
+def test_sizes_do_not_recompile(disk):
+    case = Case(Config(mma_tiler_mn=(128, 32), use_dynamic_sched=True), k=16)
+    for change in ({}, dict(counts=(1,)), dict(counts=(0, 700, 3, 0)), dict(n=32), dict(k=72), dict(spare=256)):
+        assert run_case(replace(case, **change), "emulate").ok
+    assert sm100.kernel.cache_info().misses == 1 and sm100.kernel.cache_info().hits > 0
+
+
+PLANS = [Plan(), Plan((128, 256), (1, 1)), Plan((256, 128)), Plan(cluster=(4, 1)), Plan(b_major="n"), Plan(discrete=True), Plan(dynamic=True)]
+EPILOGUES = [Outputs(), Outputs(GeGLU()), Outputs(GeGLU(filter="value")), Outputs(GeGLU(alpha=1.0)), Outputs(GeGLU(clamp_min=-1.0)),
+             Outputs(c=torch.float16), Outputs(d=torch.float16), Outputs(out=torch.bfloat16), Outputs(dbias=True), Outputs(deterministic=True), Outputs(d_stages=1)]
+
+
+def test_each_code_has_its_file(disk, monkeypatch):
+    names = [sm100.object_file(arch, plan, outputs).name for plan in PLANS for outputs in EPILOGUES for arch in ("sm_100a", "sm_103a")]
+    assert len(set(names)) == len(names) == 2 * len(PLANS) * len(EPILOGUES)
+    assert names[0] == sm100.object_file("sm_100a", Plan(), Outputs()).name  # equal plans, one name
+    before = sm100.version
+    for package in ("dglu", "nvidia-cutlass-dsl"):  # another version of either, another name
+        with monkeypatch.context() as patch:
+            patch.setattr(sm100, "version", lambda name, which=package: "0.0.1-other" if name == which else before(name))
+            assert sm100.object_file("sm_100a", Plan(), Outputs()).name != names[0]
+
+
+def test_plan_follows_the_problem():
+    "Every field of a problem that changes the code changes the plan."
+    seen = set()
+    base = Case(counts=(1,))
+    for case in (base, *(replace(base, **x) for x in (dict(c=torch.float16), dict(d=torch.float32), dict(activation=torch.bfloat16), dict(outputs=("dbias",)),
+                                                      dict(weights="discrete"))),
+                 *(replace(base, config=Config(**x)) for x in (dict(b_major="n"), dict(use_dynamic_sched=True), dict(deterministic=True), dict(mma_tiler_mn=(128, 64)),
+                                                               dict(act_func="dgeglu", geglu_filter="mask"), dict(act_func="dgeglu", geglu_filter="value")))):
+        t = make_tensors(case, 0, "cpu")
+        seen.add(sm100.plan_of(problem_of(case, t)))
+    assert len(seen) == 12
+
+
+def problem_of(case, t):
+    "The checked problem behind a case."
+    problems = []
+    execute(case, t, lambda problem, tensors: problems.append(problem))
+    return problems[0]
+
+
+def test_kept_on_disk(disk, compiled, monkeypatch):
+    file = sm100.object_file(ARCH, PLAN, OUTPUTS)
+    sm100.store(compiled, file)
+    assert [x.name for x in disk.iterdir()] == [file.name]  # and nothing half-written beside it
+    monkeypatch.setattr(sm100, "build", lambda *_: pytest.fail("compiled again"))
+    loaded = sm100.kernel(ARCH, PLAN, OUTPUTS, False)
+    assert callable(loaded) and loaded is sm100.kernel(ARCH, PLAN, OUTPUTS, False)
+
+
+@pytest.mark.parametrize("content", [b"", b"no object file", None], ids=["empty", "text", "half"])
+def test_corrupt_file_is_compiled_again(disk, compiled, monkeypatch, content):
+    file = sm100.object_file(ARCH, PLAN, OUTPUTS)
+    sm100.store(compiled, file)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:len(whole) // 2] if content is None else content)
+    monkeypatch.setattr(sm100, "build", lambda *_: compiled)
+    with pytest.warns(UserWarning, match="(?s)could not be read.*compiling it again"):
+        assert sm100.kernel(ARCH, PLAN, OUTPUTS, False) is compiled
+    assert len(file.read_bytes()) == len(whole)
+    sm100.kernel.cache_clear()
+    monkeypatch.setattr(sm100, "build", lambda *_: pytest.fail("compiled again"))
+    sm100.kernel(ARCH, PLAN, OUTPUTS, False)  # the new file is whole
+
+
+def test_folder_that_cannot_be_written(disk, compiled, monkeypatch):
+    disk.parent.mkdir(exist_ok=True)
+    disk.write_text("a file where the folder should be")
+    monkeypatch.setattr(sm100, "build", lambda *_: compiled)
+    with pytest.warns(UserWarning, match="could not be kept in .* Set DGLU_CACHE"):
+        assert sm100.kernel(ARCH, PLAN, OUTPUTS, False) is compiled
+
+
+def test_an_emulated_kernel_stays_off_the_disk(disk, compiled, monkeypatch):
+    monkeypatch.setattr(sm100, "build", lambda *_: compiled)
+    assert sm100.kernel(ARCH, PLAN, OUTPUTS, True) is compiled and not disk.exists()
+
+
+def test_scratch_grows_and_is_each_streams_own():
+    memory = sm100.Scratch()
+    def at(stream, size, name="x"): return memory.get(name, stream, size, torch.float32, CPU)
+    first = at(0, 100)
+    assert first.numel() >= 100 and first.data_ptr() % 128 == 0
+    assert at(0, 60).data_ptr() == first.data_ptr()  # smaller: the same memory
+    large = at(0, 5000)
+    assert large.numel() >= 5000 and large.data_ptr() % 128 == 0 and at(0, 100).data_ptr() == large.data_ptr()
+    others = [at(1, 100), at(0, 100, "y")]
+    spans = [(x.data_ptr(), x.data_ptr() + 4 * x.numel()) for x in (large, *others)]
+    assert all(a[1] <= b[0] or b[1] <= a[0] for i, a in enumerate(spans) for b in spans[:i])
+
+
+def test_scratch_of_a_problem():
+    "As much as the kernels write: 128 rows of D in one of dbias, a row of dprob for each tile of N, 128 bytes for each expert's map."
+    case = Case(Config(mma_tiler_mn=(128, 32), deterministic=True), weights="discrete", outputs=("dbias",), n=96)
+    problem = problem_of(case, make_tensors(case, 0, "cpu"))
+    plan, outputs = sm100.plan_of(problem)
+    areas = sm100.scratch_of(problem, plan, outputs, sm100.Scratch(), 0)
+    least = dict(rows_of_dbias=case.rows // 128 * 192, rows_of_dprob=3 * case.rows, maps=16 * 3)
+    assert set(areas) == set(least) and all(areas[k].numel() >= least[k] for k in least)
+    assert all(x.data_ptr() % 128 == 0 for x in areas.values())

@@ -39,8 +39,13 @@ def test_forms(act, weights, major, dbias, dynamic):
 def test_random(seed):
     rng = random.Random(seed)
     case = random_case(rng)
-    while case.family != "bf16": case = random_case(rng)
+    while case.family != "bf16" or not case.rows: case = random_case(rng)  # no rows at all: the next test
     passes(case, seed % 1000)
+
+
+@pytest.mark.parametrize("outputs", [("dbias",), pytest.param((), marks=pytest.mark.xfail(strict=True, reason="dglu.sm100 clears a dbias of None"))])
+def test_no_rows(outputs):
+    passes(Case(counts=(0, 0), outputs=outputs))
 
 
 PAIR = Case(Config(mma_tiler_mn=(256, 32)), counts=(200,), n=96, k=136, outputs=("dbias",))
@@ -102,8 +107,8 @@ def outputs_of(case, seed):
 
 def test_deterministic():
     "The same bits in any order, which the order does change without it."
-    case = Case(Config(mma_tiler_mn=(128, 32), deterministic=True), counts=(256,), n=160, outputs=("dbias",))
+    case = Case(Config(mma_tiler_mn=(128, 32), deterministic=True), counts=(256,), n=96, outputs=("dbias",))
     first, *more = [outputs_of(case, seed) for seed in range(3)]
     assert all(torch.equal(first[key], other[key]) for other in more for key in first)
     loose = replace(case, config=replace(case.config, deterministic=False))
-    assert len({tuple(outputs_of(loose, seed)["dprob"].tolist()) for seed in range(4)}) > 1
+    assert len({tuple(outputs_of(loose, seed)["dprob"].tolist()) for seed in range(3)}) > 1

@@ -161,20 +161,20 @@ def load_c(o: cutlass.Constexpr, plan: cutlass.Constexpr, ring: WorkRing, filled
         expert, row, col, end = work
     filled.producer_tail(stage)
 
-# %% ../../nbs/kernels/23_sm100.ipynb #bbc2c52e
+# %% ../../nbs/kernels/23_sm100.ipynb #61334dcb
 @cute.jit
 def row_scales(scales, linear: cutlass.Constexpr, fr: cutlass.Constexpr, prob: cute.Tensor, row, lane, inside, alpha2, beta):
-    "Fill scales (3, 2, blocks) for the rows of this thread; `row` is the warp's first."
+    "Fill scales (2, 2, blocks) for the rows of this thread; `row` is the warp's first."
     for i in range_constexpr(fr.blocks):
         for h in range_constexpr(2):
             p = Float32(0.0)
             if inside:
                 p = prob[row + fr.row(lane, h, i)]
-            scales[0, h, i], scales[1, h, i], scales[2, h, i] = alpha2 * p, alpha2 * p, p
+            scales[0, h, i], scales[1, h, i] = alpha2 * p, p
             if const_expr(linear):
-                scales[1, h, i], scales[2, h, i] = alpha2 * p * beta, p * beta
+                scales[0, h, i], scales[1, h, i] = alpha2 * p * beta, p * beta * beta
 
-# %% ../../nbs/kernels/23_sm100.ipynb #c07b0ca8
+# %% ../../nbs/kernels/23_sm100.ipynb #f8903cc6
 @cute.jit
 def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, ring: WorkRing, accs: pipeline.PipelineUmmaAsync, filled: pipeline.PipelineTmaAsync,
                   acc: cute.Tensor, sc: cute.Tensor, sd: cute.Tensor, so, sums_shared, extra, place, n, wid):
@@ -189,7 +189,7 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, ring: WorkRing,
     from_c, to_d = take_c.partition_S(cute.flat_divide(sc, (CTA_ROWS, STEP))), give_d.partition_D(cute.flat_divide(sd, (CTA_ROWS, STEP)))
     leave_d, arrive_d = tile_places(store_d, d, sd, 2 * STEP)
     r, gate, up, dgate, dup = [cute.make_rmem_tensor(shape, dtype) for dtype in (Float32, o.c, o.c, o.d, o.d)]
-    row_sums, scales = [cute.make_rmem_tensor(cute.make_layout(s), Float32) for s in (4 * fr.blocks, (3, 2, fr.blocks))]
+    row_sums, scales = [cute.make_rmem_tensor(cute.make_layout(s), Float32) for s in (4 * fr.blocks, (2, 2, fr.blocks))]
     values, sums = None, None
     if const_expr(o.out is not None):
         values, give_out = cute.make_rmem_tensor(shape, o.out), fragment_copy(t2r, warp.StMatrix8x8x16bOp, o.out, tid)
@@ -247,7 +247,7 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, ring: WorkRing,
             accs.consumer_release(full)
         full.advance()
         if steps > 0:
-            scale = alpha2 * b if const_expr(o.act.linear) else alpha2
+            scale = alpha2 * b * b if const_expr(o.act.linear) else alpha2
             fold_columns(row_sums, fr, lane)
             add_dprob(o, dprob, rows_of_dprob, row + 32 * wid + folded_row(fr, lane), col // plan.tile[1], row_sums[0] * scale)
         work, turn = ring.take(turn)

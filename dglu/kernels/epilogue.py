@@ -74,14 +74,14 @@ def store_quad(frag, k: int, quad: Quad):
     "A quad into registers k to k + 3, rounded to their type."
     for q in range(4): frag[k + q] = frag.element_type(quad.v[q])
 
-# %% ../../nbs/kernels/21_epilogue.ipynb #8fbdcc64
+# %% ../../nbs/kernels/21_epilogue.ipynb #6bc9bf7a
 LOG2E = math.log2(math.e)
 EXPONENT_MAX = 60.0  # of e^-x: the product of two denominators stays below 2^121
 
 
-def sigmoid(x: Quad, scale: float) -> Quad:
+def sigmoid(x: Quad, scale) -> Quad:
     "σ(scale·x): four `ex2`, and two `rcp`, each shared by two rows."
-    e = (x * (-LOG2E * scale)).each(lambda y: cute.math.exp2(arch.fmin(y, Float32(EXPONENT_MAX)), fastmath=True))
+    e = (x * (scale * -LOG2E)).each(lambda y: cute.math.exp2(arch.fmin(y, Float32(EXPONENT_MAX)), fastmath=True))
     a = e + 1.0
     r = [arch.rcp_approx(p) for p in between_rows(arch.mul_packed_f32x2, lambda x, y: x * y, a)]
     return a.swapped() * Quad((*r, *r))
@@ -91,23 +91,23 @@ def between_rows(op: Callable, scalar: Callable, q: Quad) -> tuple:
     "An operation on the two rows of a quad: one result a column."
     return op(q.v[:2], q.v[2:]) if Quad.packed else (scalar(q.v[0], q.v[2]), scalar(q.v[1], q.v[3]))
 
-# %% ../../nbs/kernels/21_epilogue.ipynb #3f82f4a9
+# %% ../../nbs/kernels/21_epilogue.ipynb #885f0a0b
 @dataclass(frozen=True)
 class SwiGLU:
     "F = g·σ(g), U = u (contract, 'dSwiGLU')."
-    linear = True  # U is up itself: beta may join the row's factor
+    linear = True  # F and U come without their factor beta, which joins the row's
 
-    def gate(self, g: Quad) -> tuple[Quad, Quad]:
-        "F and F'."
-        s = sigmoid(g, 1.0)
+    def gate(self, g: Quad, beta) -> tuple[Quad, Quad]:
+        "F/beta and F'."
+        s = sigmoid(g, beta)
         f = g * s
-        return f, s.fma(1.0 - f, f)
+        return f, f.fma(s.fma(-beta, beta), s)
 
-    def up(self, u: Quad) -> tuple[Quad, None]:
-        "U, and None for U' = 1."
+    def up(self, u: Quad, beta) -> tuple[Quad, None]:
+        "U/beta, and None for U' = 1."
         return u, None
 
-# %% ../../nbs/kernels/21_epilogue.ipynb #1620a748
+# %% ../../nbs/kernels/21_epilogue.ipynb #e6d5c5e1
 def clamped(u: Quad, low: float, high: float) -> Quad:
     "u between bounds; a NaN stays."
     if low == -high and high > 0: return u.each(lambda v: arch.fmin(v, Float32(high), abs=True, nan=True))
@@ -129,16 +129,18 @@ class GeGLU:
     filter: str = "mask"  # or "value": see the contract's BF16 page
     linear = False
 
-    def gate(self, g: Quad) -> tuple[Quad, Quad]:
+    def gate(self, g: Quad, beta) -> tuple[Quad, Quad]:
         "F and F'."
+        g = g * beta
         x = g.each(lambda v: arch.fmin(v, Float32(self.clamp_max), nan=True))
         s = sigmoid(x, self.alpha)
         f, keep = x * s, kept(g, x)
         slope = f.fma(s.fma(-self.alpha, self.alpha), s)
         return f, slope * (keep * x if self.filter == "value" else keep)
 
-    def up(self, u: Quad) -> tuple[Quad, Quad]:
+    def up(self, u: Quad, beta) -> tuple[Quad, Quad]:
         "U and U'."
+        u = u * beta
         x = clamped(u, self.clamp_min, self.clamp_max)
         keep = kept(u, x)
         return x + self.offset, keep * x if self.filter == "value" else x.fma(0.0, keep)  # 0·x: 0, or NaN for a NaN
@@ -151,29 +153,27 @@ def gate_of(activation: Activation):
     if a.act_func == "dgeglu": return GeGLU(a.alpha, a.clamp_max, a.clamp_min, a.offset, a.filter)
     raise NotImplementedError(f"act_func = {a.act_func!r}: no kernel computes it yet. Use backend='reference'.")
 
-# %% ../../nbs/kernels/21_epilogue.ipynb #7094bcc5
+# %% ../../nbs/kernels/21_epilogue.ipynb #1e8cbfd5
 @cute.jit
 def glu_step(act: cutlass.Constexpr,  # SwiGLU, GeGLU
              fr: cutlass.Constexpr,   # Fragment
              r, gate, up,             # fragments of 32 columns: float32; C's type
              dgate, dup,              # D's type: written
              out,                     # written with prob·act, or None
-             scales,                  # (3, 2, blocks): factors of dup, dgate, out for each of a thread's rows
+             scales,                  # (2, 2, blocks): factors of D and of out for each of a thread's rows
              dprob,                   # float32 (4·blocks): sums of R·F·U are added to it
              sums,                    # float32 (16): written with sums over the thread's rows, 8 of dgate and 8 of dup; or None
-             beta):                   # scales gate, and up unless U is linear
+             beta):                   # scales gate and up
     "dgate, dup, prob·act, and the terms of dprob and dbias (contract, 'Step 2')."
     for j in range_constexpr(4):
         columns = []
         for i in range_constexpr(fr.blocks):
             k = fr.at(i, j)
-            to_up, to_gate, to_out = [Quad.rows(scales[q, 0, i], scales[q, 1, i]) for q in range(3)]
-            x, g, u = load_quad(r, k), load_quad(gate, k) * beta, load_quad(up, k)
-            f, df = act.gate(g)
-            v, dv = act.up(u if const_expr(act.linear) else u * beta)
+            to_d, to_out = [Quad.rows(scales[q, 0, i], scales[q, 1, i]) for q in range(2)]
+            x, (f, df), (v, dv) = load_quad(r, k), act.gate(load_quad(gate, k), beta), act.up(load_quad(up, k), beta)
             y = x * f
             store_quad(dprob, 4 * i, y.fma(v, load_quad(dprob, 4 * i)))
-            a, b = (y if const_expr(dv is None) else y * dv) * to_up, x * v * df * to_gate
+            a, b = (y if const_expr(dv is None) else y * dv) * to_d, x * v * df * to_d
             store_quad(dup, k, a)
             store_quad(dgate, k, b)
             if const_expr(out is not None):

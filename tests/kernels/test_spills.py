@@ -15,11 +15,11 @@ BARE = Plan((128, 256), (1, 1))
 
 # name: plan, outputs, slots an element of R that are allowed
 SHIPPED = {
-    "swiglu": (Plan(), Outputs(dbias=True), 18),
+    "swiglu": (Plan(), Outputs(dbias=True), 17.5),
     "swiglu, no dbias": (Plan(), Outputs(), 15),
-    "swiglu, everything": (Plan(discrete=True, dynamic=True, b_major="n"), Outputs(deterministic=True, **FULL), 21),
+    "swiglu, everything": (Plan(discrete=True, dynamic=True, b_major="n"), Outputs(deterministic=True, **FULL), 20.5),
     "swiglu, one CTA, f16": (BARE, Outputs(c=Float16, d=Float16, dbias=True), 18),
-    "swiglu, f32": (Plan(), Outputs(c=Float32, d=Float32, out=Float32, dbias=True, d_stages=1), 22),
+    "swiglu, f32": (Plan(), Outputs(c=Float32, d=Float32, out=Float32, dbias=True, d_stages=1), 20),
     "geglu, mask": (Plan(), Outputs(GeGLU(), dbias=True), 25),
     "geglu, value, everything": (Plan(), Outputs(GeGLU(filter="value"), **FULL), 28),
     "geglu, uneven bounds, f32": (BARE, Outputs(GeGLU(clamp_min=-1.5), c=Float32, d=Float32, dbias=True, d_stages=1), 26),

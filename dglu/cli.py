@@ -156,19 +156,21 @@ def check(backend: str = typer.Option("reference", help="sm100, sm90, emulate, r
               + (f"; it has no kernel yet for {without} more" if without else ""))
     if failed or not done: raise typer.Exit(1)
 
-# %% ../nbs/api/35_cli.ipynb #d2856985
+# %% ../nbs/api/35_cli.ipynb #8d2b929c
 def combinations(weights, b_major, act_func, dbias, schedule, c, d) -> list:  # of dglu.contract.Problem
     "The BF16 problems that a command line asks for; dGeGLU with both of its filters."
     from dglu.contract import Config
     from dglu.sm100 import stand_in
+    import torch
     types = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
-    for name, given, allowed in (("weights", weights, ("dense", "discrete")), ("b-major", b_major, ("k", "n")), ("act", act_func, ("dswiglu", "dgeglu")),
-                                 ("dbias", dbias, ("with", "without")), ("schedule", schedule, ("static", "dynamic")),
-                                 ("c", c, types), ("d", d, types)):
+    for name, given, allowed in (("weights", weights, ("dense", "discrete")), ("b-major", b_major, ("k", "n")),
+                                 ("act", act_func, ("dswiglu", "dgeglu")), ("dbias", dbias, ("with", "without")),
+                                 ("schedule", schedule, ("static", "dynamic")), ("c", c, types), ("d", d, types)):
         for x in given:
             if x not in allowed: stop(f"{name} = {x!r}: must be one of {', '.join(map(repr, allowed))}. Leave it out for the default.", 2)
     acts = [(a, f) for a in act_func for f in ((None,) if a == "dswiglu" else ("value", "mask"))]
-    return [stand_in(Config(act_func=a, geglu_filter=f, b_major=major, use_dynamic_sched=order == "dynamic"), w, types[x], types[y], ("dbias",) if bias == "with" else ())
+    return [stand_in(Config(act_func=a, geglu_filter=f, b_major=major, use_dynamic_sched=order == "dynamic"), w, types[x], types[y],
+                     ("dbias",) if bias == "with" else ())
             for (a, f), w, major, bias, order, x, y in product(acts, weights, b_major, dbias, schedule, c, d)]
 
 
@@ -188,7 +190,8 @@ def compile_kernels(arch: str = typer.Option("sm_100a", help="sm_100a or sm_103a
     out = console()
     for problem in combinations(weights, b_major, act, dbias, schedule, c, d):
         file = precompile(problem, arch)
-        out.print(f"{file.name}  {problem.config.act_func} {problem.config.geglu_filter or ''} {problem.weights} {problem.b_major} {', '.join(sorted(problem.outputs))}")
+        words = problem.config.act_func, problem.config.geglu_filter or "", problem.weights, problem.b_major, *sorted(problem.outputs)
+        out.print(f"{file.name}  {' '.join(words)}")
 
 # %% ../nbs/api/35_cli.ipynb #0003ca1b
 def follow(out: Console, steps: int):  # -> Progress, and a function of (backward, loss) to call at each step

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from .contract import Config, Problem, cluster_of
 
-# %% ../nbs/kernels/24_host.ipynb #4fcdbaa6
+# %% ../nbs/kernels/24_host.ipynb #776c29b0
 CAPABILITY = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
 
 
@@ -41,17 +41,18 @@ def load_kernels(arch: str):
     "The module of the kernels, with CuTe DSL set to an architecture (once a process)."
     ready = os.environ.get("CUTE_DSL_ARCH")
     if "cutlass" in sys.modules and ready not in (None, arch):
-        raise RuntimeError(f"the architecture = {arch!r}: must be {ready!r}, which CuTe DSL was imported for in this process. Use a process for each.")
+        raise RuntimeError(f"the architecture = {arch!r}: must be {ready!r}, which CuTe DSL was imported for in this process. "
+                           "Use a process for each.")
     os.environ.setdefault("CUTE_DSL_ARCH", arch)
     return import_module("dglu.kernels.dglu_sm100")
 
-# %% ../nbs/kernels/24_host.ipynb #2adcd43a
+# %% ../nbs/kernels/24_host.ipynb #42bb82e1
 @lru_cache(maxsize=512)
 def plan_of(problem: Problem, arch: str) -> tuple:  # Plan, Outputs
     "What a kernel for a problem is compiled for (contract, 'Common Parameters')."
     if problem.family != "bf16":
-        raise NotImplementedError(f"the type of A and B = {problem.ab_dtype}: must be torch.bfloat16, as the sm100 and emulate backends have no other kernels yet. "
-                                  "Use backend='reference'.")
+        raise NotImplementedError(f"the type of A and B = {problem.ab_dtype}: must be torch.bfloat16, as the sm100 and emulate backends have no "
+                                  "other kernels yet. Use backend='reference'.")
     kernels, config, kind = load_kernels(arch), problem.config, element_types()
     gate_of = import_module("dglu.kernels.epilogue").gate_of
     plan = kernels.Plan(config.mma_tiler_mn, cluster_of(config), problem.b_major, problem.weights == "discrete", config.use_dynamic_sched)
@@ -105,7 +106,7 @@ DISCRETE = ("a", "b_ptrs", *TENSORS[2:])
 SCRATCH = ("rows_of_dbias", "rows_of_dprob", "maps")
 SIZES = ("m", "n", "k", "experts", "clusters")
 
-# %% ../nbs/kernels/24_host.ipynb #00d67405
+# %% ../nbs/kernels/24_host.ipynb #17be193a
 @lru_cache(maxsize=256)
 def kernel(arch: str, plan, outputs, emulated: bool):
     "A compiled kernel, from memory, disk or the compiler."
@@ -118,7 +119,8 @@ def kernel(arch: str, plan, outputs, emulated: bool):
         except Exception as e: warnings.warn(f"the compiled kernel {file} could not be read ({e}); compiling it again", stacklevel=2)
     compiled = build(arch, plan, outputs)
     try: store(compiled, file)
-    except OSError as e: warnings.warn(f"the compiled kernel could not be kept in {file.parent} ({e}). Set DGLU_CACHE to a folder that can be written.", stacklevel=2)
+    except OSError as e:
+        warnings.warn(f"the compiled kernel could not be kept in {file.parent} ({e}). Set DGLU_CACHE to a folder that can be written.", stacklevel=2)
     return compiled
 
 # %% ../nbs/kernels/24_host.ipynb #9b008723

@@ -64,7 +64,7 @@ def test_plan_follows_the_problem():
                  *(replace(base, config=Config(**x)) for x in (dict(b_major="n"), dict(use_dynamic_sched=True), dict(deterministic=True), dict(mma_tiler_mn=(128, 64)),
                                                                dict(act_func="dgeglu", geglu_filter="mask"), dict(act_func="dgeglu", geglu_filter="value")))):
         t = make_tensors(case, 0, "cpu")
-        seen.add(sm100.plan_of(problem_of(case, t)))
+        seen.add(sm100.plan_of(problem_of(case, t), ARCH))
     assert len(seen) == 12
 
 
@@ -113,24 +113,23 @@ def test_an_emulated_kernel_stays_off_the_disk(disk, compiled, monkeypatch):
 
 
 def test_scratch_grows_and_is_each_streams_own():
-    memory = sm100.Scratch()
-    def at(stream, size, name="x"): return memory.get(name, stream, size, torch.float32, CPU)
-    first = at(0, 100)
-    assert first.numel() >= 100 and first.data_ptr() % 128 == 0
-    assert at(0, 60).data_ptr() == first.data_ptr()  # smaller: the same memory
-    large = at(0, 5000)
-    assert large.numel() >= 5000 and large.data_ptr() % 128 == 0 and at(0, 100).data_ptr() == large.data_ptr()
-    others = [at(1, 100), at(0, 100, "y")]
-    spans = [(x.data_ptr(), x.data_ptr() + 4 * x.numel()) for x in (large, *others)]
-    assert all(a[1] <= b[0] or b[1] <= a[0] for i, a in enumerate(spans) for b in spans[:i])
+    memory = sm100.Scratch(CPU)
+    def at(stream, size, name="x"): return memory.address(name, stream, size)
+    first = at(0, 400)
+    assert first % 128 == 0 and at(0, 240) == first  # smaller: the same memory
+    large = at(0, 20000)
+    assert large % 128 == 0 and at(0, 400) == large
+    starts = sorted((large, at(1, 20000), at(0, 20000, "y")))
+    assert all(b - a >= 20000 for a, b in zip(starts, starts[1:]))
 
 
 def test_scratch_of_a_problem():
     "As much as the kernels write: 128 rows of D in one of dbias, a row of dprob for each tile of N, 128 bytes for each expert's map."
     case = Case(Config(mma_tiler_mn=(128, 32), deterministic=True), weights="discrete", outputs=("dbias",), n=96)
     problem = problem_of(case, make_tensors(case, 0, "cpu"))
-    plan, outputs = sm100.plan_of(problem)
-    areas = sm100.scratch_of(problem, plan, outputs, sm100.Scratch(), 0)
-    least = dict(rows_of_dbias=case.rows // 128 * 192, rows_of_dprob=3 * case.rows, maps=16 * 3)
-    assert set(areas) == set(least) and all(areas[k].numel() >= least[k] for k in least)
-    assert all(x.data_ptr() % 128 == 0 for x in areas.values())
+    op = sm100.Sm100Op(problem)
+    places = op.areas(problem, 0)
+    least = 4 * case.rows // 128 * 192, 4 * 3 * case.rows, 128 * 3
+    held = [have for have, _ in op.scratch.kept.values()]
+    assert all(x % 128 == 0 and h.data_ptr() <= x and x + n <= h.data_ptr() + h.nbytes for x, n, h in zip(places, least, held))
+    assert sm100.Sm100Op(problem_of(Case(), make_tensors(Case(), 0, "cpu"))).areas(problem, 0) == (0, 0, 0)

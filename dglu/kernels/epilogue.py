@@ -234,17 +234,18 @@ def folded_row(fr: Fragment, lane):
     first, second = lane % 2, lane // 2 % 2
     return fr.row(lane, second, first) if fr.blocks == 2 else fr.row(lane, first, 0)
 
-# %% ../../nbs/kernels/21_epilogue.ipynb #6e771c7b
+# %% ../../nbs/kernels/21_epilogue.ipynb #b9dcb085
 @cute.kernel
-def sum_dbias(partial: cute.Tensor,  # (M/128, 2N) float32: sums over 128 rows
+def sum_dbias(partial: cute.Tensor,  # (M/rows, 2N) float32: sums over so many rows
               offsets: cute.Tensor,  # (L,) int32
-              dbias: cute.Tensor):   # (L, 2N) BF16, written
+              dbias: cute.Tensor,    # (L, 2N) BF16, written
+              rows: cutlass.Constexpr = 128):
     "Bias gradient of each expert: its partial sums in order, rounded once (design page). Grid (2N/128, L), block 128."
     block, expert, _ = arch.block_idx()
     col = 128 * block + arch.thread_idx()[0]
-    begin, end = Int32(0), offsets[expert] // 128
+    begin, end = Int32(0), offsets[expert] // rows
     if expert > 0:
-        begin = offsets[expert - 1] // 128
+        begin = offsets[expert - 1] // rows
     if col < cute.size(dbias, mode=[1]):
         total = Float32(0.0)
         for i in cutlass.range(begin, end, unroll=4):

@@ -23,7 +23,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from ..emulate.ptx import parse
-from .dglu_sm100 import STEP, CUstream, DgluSm100, Outputs
+from .dglu_sm100 import CTA_ROWS, STEP, CUstream, DgluSm100, Outputs
 from .mainloop_sm100 import SMEM_BYTES, Plan
 from ..sm100 import ADDRESSES, SIZES
 
@@ -166,5 +166,5 @@ def cost(plan: Plan, outputs: Outputs) -> Cost:
     code, labels = instructions(sass)
     loop, info = step_loop(code, labels), function_info(compiled.cubin)[name]
     parts = Counter(next(part for part, fits in PARTS.items() if fits(x)) for x in loop)
-    return Cost(info["registers"], sum(x.name in ("STL", "LDL") for x in code), info["frame"], plan.stages(outputs.bytes), compiled.shared,
+    return Cost(info["registers"], sum(x.name in ("STL", "LDL") for x in code), info["frame"], plan.stages(outputs.bytes(CTA_ROWS)), compiled.shared,
                 plan.tmem_columns, len(loop) / STEP, parts["MUFU"] / STEP, len(ptx_loop(compiled.ptx)) / STEP, {p: parts[p] / STEP for p in PARTS})

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CTA_ROWS', 'SMEM_BYTES', 'K_TILE', 'SCHEDULER_STAGES', 'ACC_STAGES', 'MAPS', 'EPILOGUE_WARPS', 'MMA_WARP',
            'LOAD_WARP', 'EXTRA_WARP', 'SCHEDULER_WARP', 'THREADS', 'Plan', 'make_maps', 'Operands', 'matrices',
-           'load_operands', 'multiply', 'storage_type', 'GroupedGemm', 'own_part', 'steps_of']
+           'load_operands', 'multiply', 'storage_type', 'GroupedGemm']
 
 # %% ../../nbs/kernels/22_mainloop_sm100.ipynb #63994b97
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from cutlass.tensor_utils import TensorMapManager, TensorMapUpdateMode
 
 from .schedule import Answers, WorkRing, schedule_dynamic, schedule_static, threads
 
-# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #447a7015
+# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #abee1f3f
 CTA_ROWS = 128             # rows of an accumulator: the lanes of tensor memory
 SMEM_BYTES = 227 * 1024    # of shared memory that a CTA may have
 K_TILE = 64                # BF16 elements of a 128-byte row
@@ -50,6 +50,15 @@ class Plan:
 
     @property
     def cols(self) -> int: return self.tile[1] * self.cluster[1]  # of a cluster
+
+    @property
+    def tile_n(self) -> int: return self.tile[1]
+
+    group_rows, alternate = CTA_ROWS, 1  # four warps treat a CTA's rows; they do not take turns
+
+    def own_part(self, row, col, place, group: int = 0) -> tuple:
+        "First row and column of a CTA's accumulator in a cluster's tile."
+        return row + CTA_ROWS * (place[0] + self.ctas * place[1]), col + self.tile[1] * place[2]
 
     @property
     def stage_bytes(self) -> int: return (CTA_ROWS + self.tile[1] // self.ctas) * K_TILE * 2  # of A and B, one CTA
@@ -271,18 +280,3 @@ class GroupedGemm:
         if warp == MMA_WARP:  # last: it changes the tiled MMA
             tmem.wait_for_alloc()
             multiply(plan, ring, loads, accs, mma, cute.make_tensor(tmem.retrieve_ptr(Float32), accumulators), sa, sb, place[0] == 0, k)
-
-# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #0df12bb9
-@cute.jit
-def own_part(plan: cutlass.Constexpr, row, col, place):
-    "First row and column of this CTA's accumulator."
-    return row + CTA_ROWS * (place[0] + plan.ctas * place[1]), col + plan.tile[1] * place[2]
-
-
-@cute.jit
-def steps_of(plan: cutlass.Constexpr, row, col, end, n):
-    "Steps of 32 columns of R that lie inside the problem; none if the rows are another expert's."
-    steps = cutlass.max(cutlass.min(n - col, plan.tile[1]), 0) // 32
-    if row >= end:
-        steps = Int32(0)
-    return steps

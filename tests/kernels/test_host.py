@@ -9,7 +9,7 @@ import torch
 from dglu import sm100
 from dglu.check import execute, run_case
 from dglu.contract import Config
-from dglu.kernels.dglu_sm100 import Outputs
+from dglu.kernels.steps import Outputs
 from dglu.kernels.epilogue import GeGLU
 from dglu.kernels.mainloop_sm100 import Plan
 from dglu.truth import Case, make_tensors

@@ -4,7 +4,7 @@ import pytest
 pytest.importorskip("cutlass")
 from cutlass import BFloat16, Float16, Float32
 
-from dglu.kernels.dglu_sm100 import Outputs
+from dglu.kernels.steps import Outputs
 from dglu.kernels.epilogue import GeGLU
 from dglu.kernels.machine_code import Sass, cost, disassemble, inner_loop, nvdisasm
 from dglu.kernels.mainloop_sm100 import SMEM_BYTES, Plan

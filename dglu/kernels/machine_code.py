@@ -25,7 +25,7 @@ from cutlass import Int32, Int64
 from ..emulate.ptx import parse
 from .dglu_sm100 import CTA_ROWS, STEP, CUstream, DgluSm100, Outputs
 from .mainloop_sm100 import SMEM_BYTES, Plan
-from ..sm100 import ADDRESSES, SIZES
+from ..sm100 import SCRATCH, SIZES, TENSORS
 
 # %% ../../nbs/kernels/25_machine_code.ipynb #fb991dcf
 class Compiled(NamedTuple):
@@ -37,7 +37,7 @@ class Compiled(NamedTuple):
 
 def compile_kernel(plan: Plan, outputs: Outputs) -> Compiled:
     "The SM100 BF16 kernel of a plan, for the architecture that CuTe DSL is set to."
-    kernel, args = DgluSm100(plan, outputs), [Int64(256)] * len(ADDRESSES) + [Int32(256)] * len(SIZES) + [CUstream(0)]
+    kernel, args = DgluSm100(plan, outputs), [Int64(256)] * len(TENSORS + SCRATCH) + [Int32(256)] * len(SIZES) + [CUstream(0)]
     with tempfile.TemporaryDirectory() as folder:
         compiled = cute.compile(kernel, *args, options=f"--keep-cubin --keep-ptx --dump-dir={folder}")
         return Compiled(compiled.__cubin__, compiled.__ptx__, kernel.gemm.storage.size_in_bytes())

@@ -39,11 +39,11 @@ def test_forms(act, weights, major, dbias, dynamic):
 def test_random(seed):
     rng = random.Random(seed)
     case = random_case(rng)
-    while case.family != "bf16" or not case.rows: case = random_case(rng)  # no rows at all: the next test
+    while case.family != "bf16": case = random_case(rng)
     passes(case, seed % 1000)
 
 
-@pytest.mark.parametrize("outputs", [("dbias",), pytest.param((), marks=pytest.mark.xfail(strict=True, reason="dglu.sm100 clears a dbias of None"))])
+@pytest.mark.parametrize("outputs", [("dbias",), ()], ids=["dbias", "plain"])
 def test_no_rows(outputs):
     passes(Case(counts=(0, 0), outputs=outputs))
 

@@ -231,7 +231,7 @@ def runtime(f):
     RUNTIME[f.__name__] = f
     return f
 
-# %% ../../nbs/machine/14_translate.ipynb #c46ceb8a
+# %% ../../nbs/machine/14_translate.ipynb #11fd193a
 RUNTIME.update(np=np, merge=merge,  old=old, where=np.where, f2=np.float16, f4=np.float32, f8=np.float64, p=np.bool_, full=np.full,
                **{f"{k}{n}": np.dtype(f"{k}{n}").type for k in "ui" for n in (1, 2, 4, 8)})
 
@@ -256,7 +256,7 @@ def emit_instr(g: Gen, ins: Instr):
 def effect_only(ins: Instr) -> bool:
     "Instructions without a result: when their guard is false in all lanes, they must not happen at all."
     return ins.op in ("bar", "barrier", "setmaxnreg", "cp", "tensormap", "fence", "st", "red", "stmatrix", "trap", "clusterlaunchcontrol") and not (
-        {"red", "query_cancel"} & set(ins.mods)) or (ins.op == "tcgen05" and "ld" not in ins.mods) or (
+        {"red", "query_cancel"} & set(ins.mods)) or (ins.op == "tcgen05" and "ld" not in ins.mods) or ins.op == "wgmma" or (
         ins.op == "mbarrier" and not {"try_wait", "test_wait"} & set(ins.mods) and ins.args[0].kind != "reg")
 
 
@@ -273,7 +273,7 @@ def lanes(g: Gen) -> str:
     "The mask that a memory or control instruction acts under: None for a full warp."
     return g.let(f"{g.mask} if m is None else {g.mask} & m") if g.mask else "m"
 
-# %% ../../nbs/machine/14_translate.ipynb #51a27d19
+# %% ../../nbs/machine/14_translate.ipynb #c009f690
 @dataclass
 class Block:
     "A translated block: Python function, its text, and which instruction each line stands for."
@@ -283,6 +283,8 @@ class Block:
     source: str = ""
     lines: list = field(default_factory=list)
     reads: set = field(default_factory=set)     # registers that it takes from earlier blocks
+    writes: set = field(default_factory=set)    # registers that it leaves to later blocks
+    build: object = None                        # translates it, if that hasn't been done, and returns it
 
 
 def branch(g: Gen, ins: Instr, where: dict, here: int):
@@ -320,7 +322,7 @@ def leave(g: Gen, ins: Instr, here: int):
     finish(g)
     g.emit(f"return retire(w, m, {gone}, {here + 1})")
 
-# %% ../../nbs/machine/14_translate.ipynb #6efbcf7c
+# %% ../../nbs/machine/14_translate.ipynb #1917f7b4
 def translate_block(fn: Function, block: Block, here: int, where: dict, numbers: dict, consts: dict, symbols) -> str:
     "Python text of one block."
     g = Gen(fn, numbers, consts, symbols)
@@ -343,10 +345,10 @@ def translate_block(fn: Function, block: Block, here: int, where: dict, numbers:
         if tail.pred is None:
             finish(g)
         leave(g, tail, here)
-    block.lines, block.reads = g.lines, g.reads
+    block.lines, block.reads, block.writes = g.lines, g.reads, {g.numbers[x] for x in g.dirty}
     return "\n".join([g.out[0]] + ["    " + x for x in g.out[1:]])
 
-# %% ../../nbs/machine/14_translate.ipynb #72ac81d0
+# %% ../../nbs/machine/14_translate.ipynb #80f9a5c5
 @dataclass
 class Program:
     "A translated kernel."
@@ -370,11 +372,16 @@ def translate(fn: Function, waits, symbols) -> Program:
 
 
 def lazy(prog: Program, b: Block, here: int, where: dict, symbols):
-    "Compile a block when it is first reached."
+    "Compile a block when it is first reached, or when someone asks what it reads and writes."
+    def build():
+        if not b.source:
+            b.source = translate_block(prog.fn, b, here, where, prog.numbers, prog.namespace, symbols)
+            exec(compile(b.source, f"<{prog.fn.name} block {here}>", "exec"), prog.namespace)
+            b.run = prog.namespace[f"block{here}"]
+        return b
+
     def first(w, r, m):
-        b.source = translate_block(prog.fn, b, here, where, prog.numbers, prog.namespace, symbols)
-        exec(compile(b.source, f"<{prog.fn.name} block {here}>", "exec"), prog.namespace)
-        b.run = prog.namespace[f"block{here}"]
-        w.code[here] = b.run
+        w.code[here] = build().run
         return b.run(w, r, m)
+    b.build = build
     return first

@@ -1,5 +1,5 @@
 # ruff: noqa: E402
-"""A Hopper GEMM for tests: TMA into a ring, one warpgroup with wgmma, the accumulator straight to global memory. Run as a script: it compiles for sm_90a."""
+"""A Hopper GEMM for tests: TMA into a ring, one warpgroup with wgmma, the accumulator straight to global memory. Run it as a script."""
 from dglu.emulate import machine, setup
 
 setup("sm_90a")
@@ -49,13 +49,13 @@ class Gemm:
         self.kernel(mma, *ta, *tb, d, la, lb).launch(grid=grid, block=(256, 1, 1))
 
     @cute.kernel
-    def kernel(self, mma: cute.TiledMma, ta: cute.CopyAtom, a: cute.Tensor, tb: cute.CopyAtom, b: cute.Tensor, d: cute.Tensor, la: cute.ComposedLayout,
-               lb: cute.ComposedLayout):
+    def kernel(self, mma: cute.TiledMma, ta: cute.CopyAtom, a: cute.Tensor, tb: cute.CopyAtom, b: cute.Tensor, d: cute.Tensor,
+               la: cute.ComposedLayout, lb: cute.ComposedLayout):
         warp, (im, jn, _) = arch.make_warp_uniform(arch.warp_idx()), arch.block_idx()
         st = SmemAllocator().allocate(self.storage)
         def group(n): return pipeline.CooperativeGroup(pipeline.Agent.Thread, n)
-        loads = pipeline.PipelineTmaAsync.create(num_stages=STAGES, producer_group=group(1), consumer_group=group(4), tx_count=(M + self.n) * K_TILE * 2,
-                                                 barrier_storage=st.loads.data_ptr(), cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)))
+        loads = pipeline.PipelineTmaAsync.create(num_stages=STAGES, producer_group=group(1), consumer_group=group(4), barrier_storage=st.loads.data_ptr(),
+                                                 tx_count=(M + self.n) * K_TILE * 2, cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)))
         sa, sb = st.a.get_tensor(la.outer, swizzle=la.inner), st.b.get_tensor(lb.outer, swizzle=lb.inner)
         steps = cute.ceil_div(a.shape[1], K_TILE)
         if warp == 4:

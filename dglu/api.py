@@ -59,7 +59,7 @@ def kernel_missing(device: torch.device, capabilities: tuple, module: str, needs
     if find_spec("cutlass") is None: return "nvidia-cutlass-dsl is not installed: pip install 'dglu[kernels]'"
     return None
 
-# %% ../nbs/api/30_api.ipynb #c820def6
+# %% ../nbs/api/30_api.ipynb #fd89c8a3
 SM100 = "a CUDA GPU of capability 10.0 or 10.3 (Blackwell) and nvidia-cutlass-dsl"
 SM90 = "a CUDA GPU of capability 9.0 (Hopper) and nvidia-cutlass-dsl"
 EMULATE = "CPU tensors and nvidia-cutlass-dsl"
@@ -82,9 +82,9 @@ def run_reference(problem: Problem, t: dict):
 
 
 BACKENDS = {b.name: b for b in (
-    Backend("sm100", SM100, lambda d: kernel_missing(d, ((10, 0), (10, 3)), "dglu.sm100", SM100), kernel_of("dglu.sm100")),
-    Backend("sm90", SM90, lambda d: kernel_missing(d, ((9, 0),), "dglu.sm90", SM90), kernel_of("dglu.sm90")),
-    Backend("emulate", EMULATE, emulator_missing, kernel_of("dglu.sm100")),
+    Backend("sm100", SM100, lambda d: kernel_missing(d, ((10, 0), (10, 3)), "dglu.host", SM100), kernel_of("dglu.host")),
+    Backend("sm90", SM90, lambda d: kernel_missing(d, ((9, 0),), "dglu.host", SM90), kernel_of("dglu.host")),
+    Backend("emulate", EMULATE, emulator_missing, kernel_of("dglu.host")),
     Backend("reference", "torch, any device", lambda d: None, lambda problem: run_reference))}
 
 # %% ../nbs/api/30_api.ipynb #71ba89d4

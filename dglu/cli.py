@@ -156,11 +156,11 @@ def check(backend: str = typer.Option("reference", help="sm100, sm90, emulate, r
               + (f"; it has no kernel yet for {without} more" if without else ""))
     if failed or not done: raise typer.Exit(1)
 
-# %% ../nbs/api/35_cli.ipynb #8d2b929c
+# %% ../nbs/api/35_cli.ipynb #996b0afd
 def combinations(weights, b_major, act_func, dbias, schedule, c, d) -> list:  # of dglu.contract.Problem
     "The BF16 problems that a command line asks for; dGeGLU with both of its filters."
     from dglu.contract import Config
-    from dglu.sm100 import stand_in
+    from dglu.host import stand_in
     import torch
     types = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
     for name, given, allowed in (("weights", weights, ("dense", "discrete")), ("b-major", b_major, ("k", "n")),
@@ -186,7 +186,7 @@ def compile_kernels(arch: str = typer.Option("sm_100a", help="sm_100a or sm_103a
     "Compile SM100 kernels into the cache, on any machine."
     if arch not in ("sm_100a", "sm_103a"): stop(f"arch = {arch!r}: must be 'sm_100a' or 'sm_103a'. Other chips compile at their first call.", 2)
     if find_spec("cutlass") is None: stop("nvidia-cutlass-dsl is not installed: pip install 'dglu[kernels]'", 2)
-    from dglu.sm100 import precompile
+    from dglu.host import precompile
     out = console()
     for problem in combinations(weights, b_major, act, dbias, schedule, c, d):
         file = precompile(problem, arch)

@@ -28,7 +28,7 @@ from .steps import (STEP, Outputs, c_pipeline, exchange, finish_rows, load_c, re
 
 Quad.packed = False  # no .f32x2 before Blackwell
 
-# %% ../../nbs/kernels/26_sm90.ipynb #82055bf1
+# %% ../../nbs/kernels/26_sm90.ipynb #789eb901
 GROUPS = 2  # warpgroups that multiply
 
 
@@ -41,6 +41,7 @@ class Plan:
     cluster: tuple = (2, 1)    # CTAs along M and N
     b_major: str = "k"
     discrete: bool = False
+    dynamic = False            # tiles in a fixed order
 
     @property
     def group_rows(self) -> int: return 64 * self.blocks
@@ -68,10 +69,10 @@ class Plan:
         "First row and column of a group's accumulator in a cluster's tile."
         return row + self.cta_rows * place[1] + (0 if self.in_turn else self.group_rows * group), col + self.tile_n * place[2]
 
-# %% ../../nbs/kernels/26_sm90.ipynb #da1f7057
+# %% ../../nbs/kernels/26_sm90.ipynb #414f47ed
 @cute.jit
-def load_operands(plan: cutlass.Constexpr, ring: WorkRing, loads: pipeline.PipelineTmaAsync, load_a: cute.CopyAtom, a: cute.Tensor, load_b: cute.CopyAtom,
-                  b: cute.Tensor, sa: cute.Tensor, sb: cute.Tensor, ctas: cute.Layout, place, k, maps: cute.Tensor):
+def load_operands(plan: cutlass.Constexpr, ring: WorkRing, loads: pipeline.PipelineTmaAsync, load_a: cute.CopyAtom, a: cute.Tensor,
+                  load_b: cute.CopyAtom, b: cute.Tensor, sa: cute.Tensor, sb: cute.Tensor, ctas: cute.Layout, place, k, maps: cute.Tensor):
     "The load warp: A and B of every piece of work."
     to_a, from_a = operand_places(load_a, a, sa, plan.cta_rows, place[2], plan.cluster[1])
     to_b, from_b = operand_places(load_b, b, sb, plan.tile_n, place[1], plan.cluster[0])
@@ -140,11 +141,11 @@ def skip(state, stages):
     to = state.index + stages
     return pipeline.PipelineState(state.stages, state.count + stages, to % state.stages, state.phase ^ (to // state.stages & 1))
 
-# %% ../../nbs/kernels/26_sm90.ipynb #b02aa551
+# %% ../../nbs/kernels/26_sm90.ipynb #de0da08b
 @cute.jit
 def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, group: cutlass.Constexpr, ring: WorkRing, loads: pipeline.PipelineTmaAsync,
-                  filled: pipeline.PipelineTmaAsync, mma: cute.TiledMma, sa: cute.Tensor, sb: cute.Tensor, sc: cute.Tensor, sd: cute.Tensor, so, sums_shared,
-                  extra, place, n, k, wid):
+                  filled: pipeline.PipelineTmaAsync, mma: cute.TiledMma, sa: cute.Tensor, sb: cute.Tensor, sc: cute.Tensor, sd: cute.Tensor, so,
+                  sums_shared, extra, place, n, k, wid):
     "A warpgroup: products and derivative of its pieces of work."
     alpha, beta, prob, dprob, rows_of_dbias, rows_of_dprob = extra[9:]
     fr, lane, tid, k_tiles = Fragment(plan.blocks, 64), arch.lane_idx(), arch.thread_idx()[0] % 128, cute.ceil_div(k, K_TILE)
@@ -157,7 +158,8 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, group: cutlass.
     ex = exchange(o, plan, group, lambda atom: cute.make_tiled_copy_C(atom, small), tid, extra[:6], sc, sd, so)
     r, row_sums, store_d, store_out = regs.r, regs.row_sums, extra[2], extra[4]
     turn, slot, count = ring.reader(), Int32(0), Int32(0)
-    read, release, stage = [pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, s) for s in (loads.num_stages, loads.num_stages, o.c_stages)]
+    stages = loads.num_stages
+    read, release, stage = [pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, s) for s in (stages, stages, o.c_stages)]
     if const_expr(plan.in_turn and group == 1):
         read, release = skip(read, k_tiles), skip(release, k_tiles)
         arch.barrier_arrive(barrier_id=7, number_of_threads=256)    # the other group goes first
@@ -185,7 +187,7 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, group: cutlass.
     if wid == 0:
         arch.cp_async_bulk_wait_group(0)
 
-# %% ../../nbs/kernels/26_sm90.ipynb #9d2bbc49
+# %% ../../nbs/kernels/26_sm90.ipynb #3df74aa2
 class DgluSm90:
     "The host function of the SM90 BF16 backend; compile it with `cute.compile`."
 
@@ -209,7 +211,8 @@ class DgluSm90:
         extra = (*step_maps(o, plan.group_rows, GROUPS, c, d, out, m, n), *vectors, *partial)
         self.storage = self.storage_type(sa, sb)
         if const_expr(plan.discrete):
-            make_maps(load_b[0], cute.make_tensor(b, cute.make_layout(experts)), desc, B.layout).launch(grid=(experts, 1, 1), block=(32, 1, 1), stream=stream)
+            addresses = cute.make_tensor(b, cute.make_layout(experts))
+            make_maps(load_b[0], addresses, desc, B.layout).launch(grid=(experts, 1, 1), block=(32, 1, 1), stream=stream)
         self.kernel(mma, *load_a, *load_b, ends, desc, extra, n, k, sa, sb).launch(
             grid=(plan.cluster[0] * clusters, plan.cluster[1], 1), block=(128 * (1 + GROUPS), 1, 1), cluster=(*plan.cluster, 1), stream=stream)
         if const_expr(o.dbias):
@@ -221,7 +224,8 @@ class DgluSm90:
     def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple:
         "Tiled MMA of a warpgroup, loads of A and B, layouts of shared memory."
         plan, major = self.plan, warpgroup.OperandMajorMode
-        mma = sm90.make_trivial_tiled_mma(BFloat16, BFloat16, major.K, major.K if plan.b_major == "k" else major.MN, Float32, (1, 1, 1), (64, plan.tile_n))
+        majors = major.K, major.K if plan.b_major == "k" else major.MN
+        mma = sm90.make_trivial_tiled_mma(BFloat16, BFloat16, *majors, Float32, (1, 1, 1), (64, plan.tile_n))
         tiler = plan.cta_rows, plan.tile_n, K_TILE
         sa = sm90.make_smem_layout_a(LayoutEnum.ROW_MAJOR, tiler, BFloat16, self.stages)
         sb = sm90.make_smem_layout_b(LayoutEnum.ROW_MAJOR if plan.b_major == "k" else LayoutEnum.COL_MAJOR, tiler, BFloat16, self.stages)
@@ -247,8 +251,8 @@ class DgluSm90:
         return Storage
 
     @cute.kernel
-    def kernel(self, mma: cute.TiledMma, load_a: cute.CopyAtom, a: cute.Tensor, load_b: cute.CopyAtom, b: cute.Tensor, offsets: cute.Tensor, maps: cute.Tensor,
-               extra, n: Int32, k: Int32, layout_a: cute.ComposedLayout, layout_b: cute.ComposedLayout):
+    def kernel(self, mma: cute.TiledMma, load_a: cute.CopyAtom, a: cute.Tensor, load_b: cute.CopyAtom, b: cute.Tensor, offsets: cute.Tensor,
+               maps: cute.Tensor, extra, n: Int32, k: Int32, layout_a: cute.ComposedLayout, layout_b: cute.ComposedLayout):
         o, plan = self.outputs, self.plan
         warp = arch.make_warp_uniform(arch.warp_idx())
         ctas = cute.make_layout((1, *plan.cluster, 1))
@@ -256,8 +260,9 @@ class DgluSm90:
         shared = SmemAllocator().allocate(self.storage)
         ring = WorkRing.create(shared.slots.get_tensor(cute.make_layout((4, SCHEDULER_STAGES))), shared.work.data_ptr(), 3 + 4 * GROUPS)
         sharing = (int(plan.cluster[1] > 1), int(plan.cluster[0] > 1)) if cute.size(ctas) > 1 else (1, 1)
-        loads = pipeline.PipelineTmaAsync.create(num_stages=self.stages, producer_group=threads(1), consumer_group=threads(128 * GROUPS // plan.alternate),
-                                                 tx_count=plan.stage_bytes, barrier_storage=shared.loads.data_ptr(), cta_layout_vmnk=ctas, defer_sync=True,
+        readers = threads(128 * GROUPS // plan.alternate)
+        loads = pipeline.PipelineTmaAsync.create(num_stages=self.stages, producer_group=threads(1), consumer_group=readers, defer_sync=True,
+                                                 tx_count=plan.stage_bytes, barrier_storage=shared.loads.data_ptr(), cta_layout_vmnk=ctas,
                                                  enable_multicast_signaling=True, mcast_mode_mn=sharing)
         first_c, second_c = [c_pipeline(o, plan.group_rows, shared.staging.barriers.data_ptr() + 2 * o.c_stages * g) for g in range(GROUPS)]
         arch.mbarrier_init_fence()

@@ -25,7 +25,7 @@ from cutlass import Int32, Int64
 from ..emulate.ptx import parse
 from .dglu_sm100 import CTA_ROWS, STEP, CUstream, DgluSm100, Outputs
 from .mainloop_sm100 import SMEM_BYTES, Plan
-from ..sm100 import SCRATCH, SIZES, TENSORS
+from ..host import SCRATCH, SIZES, TENSORS
 
 # %% ../../nbs/kernels/25_machine_code.ipynb #fb991dcf
 class Compiled(NamedTuple):

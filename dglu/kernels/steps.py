@@ -94,7 +94,7 @@ def tile_places(atom: cute.CopyAtom, tensor: cute.Tensor, shared: cute.Tensor, r
     tiles = cute.local_tile(tensor, (rows, columns), (None, None))
     return cpasync.tma_partition(atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(tiles, 0, 2))
 
-# %% ../../nbs/kernels/21b_steps.ipynb #9b1f0649
+# %% ../../nbs/kernels/21b_steps.ipynb #7268a1d1
 @cute.jit
 def steps_of(plan: cutlass.Constexpr, row, col, end, n):
     "Steps of 32 columns of R that lie inside the problem; none if the rows are another expert's."
@@ -106,13 +106,14 @@ def steps_of(plan: cutlass.Constexpr, row, col, end, n):
 
 def c_pipeline(o: Outputs, rows: int, barriers: cute.Pointer) -> pipeline.PipelineTmaAsync:
     "Full and free barriers of C's stages, for one group of four warps."
+    alone = cute.make_layout((1, 1, 1, 1))
     return pipeline.PipelineTmaAsync.create(num_stages=o.c_stages, producer_group=threads(1), consumer_group=threads(4), defer_sync=True,
-                                            tx_count=2 * rows * STEP * o.c.width // 8, barrier_storage=barriers, cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)))
+                                            tx_count=2 * rows * STEP * o.c.width // 8, barrier_storage=barriers, cta_layout_vmnk=alone)
 
 
 @cute.jit
-def load_c(o: cutlass.Constexpr, plan: cutlass.Constexpr, group: cutlass.Constexpr, ring: WorkRing, filled: pipeline.PipelineTmaAsync, tma: cute.CopyAtom,
-           c: cute.Tensor, sc: cute.Tensor, place, n):
+def load_c(o: cutlass.Constexpr, plan: cutlass.Constexpr, group: cutlass.Constexpr, ring: WorkRing, filled: pipeline.PipelineTmaAsync,
+           tma: cute.CopyAtom, c: cute.Tensor, sc: cute.Tensor, place, n):
     "A warp that loads C: the steps of every piece of work of a group."
     to, source = tile_places(tma, c, sc, plan.group_rows, 2 * STEP)
     turn, stage = ring.reader(), pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, o.c_stages)
@@ -132,7 +133,7 @@ def load_c(o: cutlass.Constexpr, plan: cutlass.Constexpr, group: cutlass.Constex
         expert, row, col, end = work
     filled.producer_tail(stage)
 
-# %% ../../nbs/kernels/21b_steps.ipynb #b913e24f
+# %% ../../nbs/kernels/21b_steps.ipynb #3843cb14
 class Registers(NamedTuple):
     "Fragments of a step, and what lasts for a tile."
     r: object
@@ -150,7 +151,8 @@ def registers(o: Outputs, fr: Fragment, shape) -> Registers:
     "All of them; `shape` is that of a fragment of 32 columns."
     frags = [cute.make_rmem_tensor(shape, t) for t in (Float32, o.c, o.c, o.d, o.d)]
     def floats(*layout): return cute.make_rmem_tensor(cute.make_layout(layout if len(layout) > 1 else layout[0]), Float32)
-    return Registers(*frags, cute.make_rmem_tensor(shape, o.out) if o.out else None, floats(2, 2, fr.blocks), floats(4 * fr.blocks), floats(16) if o.dbias else None)
+    out, sums = cute.make_rmem_tensor(shape, o.out) if o.out else None, floats(16) if o.dbias else None
+    return Registers(*frags, out, floats(2, 2, fr.blocks), floats(4 * fr.blocks), sums)
 
 
 class Exchange(NamedTuple):
@@ -198,10 +200,10 @@ def row_scales(scales, linear: cutlass.Constexpr, fr: cutlass.Constexpr, prob: c
             if const_expr(linear):
                 scales[0, h, i], scales[1, h, i] = alpha2 * p * beta, p * beta * beta
 
-# %% ../../nbs/kernels/21b_steps.ipynb #5862a62c
+# %% ../../nbs/kernels/21b_steps.ipynb #157e0d1a
 @cute.jit
-def treat_step(o: cutlass.Constexpr, plan: cutlass.Constexpr, group: cutlass.Constexpr, fr: cutlass.Constexpr, regs, ex, filled: pipeline.PipelineTmaAsync,
-               store_d: cute.CopyAtom, store_out, sums_shared, rows_of_dbias: cute.Tensor, stage, slot, beta, tile, step, tid, wid):
+def treat_step(o: cutlass.Constexpr, plan: cutlass.Constexpr, group: cutlass.Constexpr, fr: cutlass.Constexpr, regs, ex,
+               filled: pipeline.PipelineTmaAsync, store_d: cute.CopyAtom, store_out, sums_shared, rows_of_dbias: cute.Tensor, stage, slot, beta, tile, step, tid, wid):
     "R in regs to D, the activation, dprob and dbias; `tile` and `step` are its place in tiles of the group's rows and of 32 columns of R."
     lane, c_slot, d_slot = arch.lane_idx(), group * o.c_stages + stage.index, group * o.d_stages + slot
     filled.consumer_wait(stage)

@@ -3,7 +3,7 @@ import os
 import timeit
 
 os.environ.setdefault("CUTE_DSL_ARCH", "sm_100a")
-from dglu import sm100
+from dglu import host
 
 
 class Nothing:
@@ -13,6 +13,6 @@ class Nothing:
 
 
 if __name__ == "__main__":
-    launcher, numbers = sm100.Launcher(Nothing()), [256] * (len(sm100.ADDRESSES) + len(sm100.SIZES) + 1)
+    launcher, numbers = host.Launcher(Nothing()), [256] * (len(host.ADDRESSES) + len(host.SIZES) + 1)
     times = sorted(timeit.repeat(lambda: launcher(*numbers), number=10000, repeat=7))
     print(f"Launcher: {times[3] * 100:.2f} µs a call for {len(numbers)} arguments (median of 7, best {times[0] * 100:.2f})")

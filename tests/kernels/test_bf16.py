@@ -9,7 +9,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from dglu import sm100
+from dglu import host
 from dglu.check import execute, random_case, run_case
 from dglu.contract import OUTPUTS, Config
 from dglu.emulate import machine
@@ -56,9 +56,9 @@ MULTICAST = Case(Config(mma_tiler_mn=(128, 32), cluster_shape_mn=(1, 2), b_major
 @pytest.fixture
 def fresh_grid():
     "The number of resident clusters is remembered; a machine with few SMs needs its own."
-    sm100.resident_clusters.cache_clear()
+    host.resident_clusters.cache_clear()
     yield
-    sm100.resident_clusters.cache_clear()
+    host.resident_clusters.cache_clear()
 
 
 @pytest.mark.parametrize("seed", range(20))

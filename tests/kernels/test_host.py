@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("cutlass")
 import torch
 
-from dglu import sm100
+from dglu import host
 from dglu.check import execute, run_case
 from dglu.contract import Config
 from dglu.kernels.steps import Outputs
@@ -22,21 +22,21 @@ CPU = torch.device("cpu")
 def disk(tmp_path, monkeypatch):
     "An empty cache on disk, and none in memory."
     monkeypatch.setenv("DGLU_CACHE", str(tmp_path / "cache"))
-    sm100.kernel.cache_clear()
+    host.kernel.cache_clear()
     yield tmp_path / "cache"
-    sm100.kernel.cache_clear()
+    host.kernel.cache_clear()
 
 
 @pytest.fixture(scope="module")
 def compiled():
-    return sm100.build(ARCH, PLAN, OUTPUTS)
+    return host.build(ARCH, PLAN, OUTPUTS)
 
 
 def test_sizes_do_not_recompile(disk):
     case = Case(Config(mma_tiler_mn=(128, 32), use_dynamic_sched=True), k=16)
     for change in ({}, dict(counts=(1,)), dict(counts=(0, 700, 3, 0)), dict(n=32), dict(k=72), dict(spare=256)):
         assert run_case(replace(case, **change), "emulate").ok
-    assert sm100.kernel.cache_info().misses == 1 and sm100.kernel.cache_info().hits > 0
+    assert host.kernel.cache_info().misses == 1 and host.kernel.cache_info().hits > 0
 
 
 PLANS = [Plan(), Plan((128, 256), (1, 1)), Plan((256, 128)), Plan(cluster=(4, 1)), Plan(b_major="n"), Plan(discrete=True), Plan(dynamic=True)]
@@ -45,14 +45,14 @@ EPILOGUES = [Outputs(), Outputs(GeGLU()), Outputs(GeGLU(filter="value")), Output
 
 
 def test_each_code_has_its_file(disk, monkeypatch):
-    names = [sm100.object_file(arch, plan, outputs).name for plan in PLANS for outputs in EPILOGUES for arch in ("sm_100a", "sm_103a")]
+    names = [host.object_file(arch, plan, outputs).name for plan in PLANS for outputs in EPILOGUES for arch in ("sm_100a", "sm_103a")]
     assert len(set(names)) == len(names) == 2 * len(PLANS) * len(EPILOGUES)
-    assert names[0] == sm100.object_file("sm_100a", Plan(), Outputs()).name  # equal plans, one name
-    before = sm100.version
+    assert names[0] == host.object_file("sm_100a", Plan(), Outputs()).name  # equal plans, one name
+    before = host.version
     for package in ("dglu", "nvidia-cutlass-dsl"):  # another version of either, another name
         with monkeypatch.context() as patch:
-            patch.setattr(sm100, "version", lambda name, which=package: "0.0.1-other" if name == which else before(name))
-            assert sm100.object_file("sm_100a", Plan(), Outputs()).name != names[0]
+            patch.setattr(host, "version", lambda name, which=package: "0.0.1-other" if name == which else before(name))
+            assert host.object_file("sm_100a", Plan(), Outputs()).name != names[0]
 
 
 def test_plan_follows_the_problem():
@@ -64,7 +64,7 @@ def test_plan_follows_the_problem():
                  *(replace(base, config=Config(**x)) for x in (dict(b_major="n"), dict(use_dynamic_sched=True), dict(deterministic=True), dict(mma_tiler_mn=(128, 64)),
                                                                dict(act_func="dgeglu", geglu_filter="mask"), dict(act_func="dgeglu", geglu_filter="value")))):
         t = make_tensors(case, 0, "cpu")
-        seen.add(sm100.plan_of(problem_of(case, t), ARCH))
+        seen.add(host.plan_of(problem_of(case, t), ARCH))
     assert len(seen) == 12
 
 
@@ -76,44 +76,44 @@ def problem_of(case, t):
 
 
 def test_kept_on_disk(disk, compiled, monkeypatch):
-    file = sm100.object_file(ARCH, PLAN, OUTPUTS)
-    sm100.store(compiled, file)
+    file = host.object_file(ARCH, PLAN, OUTPUTS)
+    host.store(compiled, file)
     assert [x.name for x in disk.iterdir()] == [file.name]  # and nothing half-written beside it
-    monkeypatch.setattr(sm100, "build", lambda *_: pytest.fail("compiled again"))
-    loaded = sm100.kernel(ARCH, PLAN, OUTPUTS, False)
-    assert callable(loaded) and loaded is sm100.kernel(ARCH, PLAN, OUTPUTS, False)
+    monkeypatch.setattr(host, "build", lambda *_: pytest.fail("compiled again"))
+    loaded = host.kernel(ARCH, PLAN, OUTPUTS, False)
+    assert callable(loaded) and loaded is host.kernel(ARCH, PLAN, OUTPUTS, False)
 
 
 @pytest.mark.parametrize("content", [b"", b"no object file", None], ids=["empty", "text", "half"])
 def test_corrupt_file_is_compiled_again(disk, compiled, monkeypatch, content):
-    file = sm100.object_file(ARCH, PLAN, OUTPUTS)
-    sm100.store(compiled, file)
+    file = host.object_file(ARCH, PLAN, OUTPUTS)
+    host.store(compiled, file)
     whole = file.read_bytes()
     file.write_bytes(whole[:len(whole) // 2] if content is None else content)
-    monkeypatch.setattr(sm100, "build", lambda *_: compiled)
+    monkeypatch.setattr(host, "build", lambda *_: compiled)
     with pytest.warns(UserWarning, match="(?s)could not be read.*compiling it again"):
-        assert sm100.kernel(ARCH, PLAN, OUTPUTS, False) is compiled
+        assert host.kernel(ARCH, PLAN, OUTPUTS, False) is compiled
     assert len(file.read_bytes()) == len(whole)
-    sm100.kernel.cache_clear()
-    monkeypatch.setattr(sm100, "build", lambda *_: pytest.fail("compiled again"))
-    sm100.kernel(ARCH, PLAN, OUTPUTS, False)  # the new file is whole
+    host.kernel.cache_clear()
+    monkeypatch.setattr(host, "build", lambda *_: pytest.fail("compiled again"))
+    host.kernel(ARCH, PLAN, OUTPUTS, False)  # the new file is whole
 
 
 def test_folder_that_cannot_be_written(disk, compiled, monkeypatch):
     disk.parent.mkdir(exist_ok=True)
     disk.write_text("a file where the folder should be")
-    monkeypatch.setattr(sm100, "build", lambda *_: compiled)
+    monkeypatch.setattr(host, "build", lambda *_: compiled)
     with pytest.warns(UserWarning, match="could not be kept in .* Set DGLU_CACHE"):
-        assert sm100.kernel(ARCH, PLAN, OUTPUTS, False) is compiled
+        assert host.kernel(ARCH, PLAN, OUTPUTS, False) is compiled
 
 
 def test_an_emulated_kernel_stays_off_the_disk(disk, compiled, monkeypatch):
-    monkeypatch.setattr(sm100, "build", lambda *_: compiled)
-    assert sm100.kernel(ARCH, PLAN, OUTPUTS, True) is compiled and not disk.exists()
+    monkeypatch.setattr(host, "build", lambda *_: compiled)
+    assert host.kernel(ARCH, PLAN, OUTPUTS, True) is compiled and not disk.exists()
 
 
 def test_scratch_grows_and_is_each_streams_own():
-    memory = sm100.Scratch(CPU)
+    memory = host.Scratch(CPU)
     def at(stream, size, name="x"): return memory.address(name, stream, size)
     first = at(0, 400)
     assert first % 128 == 0 and at(0, 240) == first  # smaller: the same memory
@@ -127,9 +127,9 @@ def test_scratch_of_a_problem():
     "As much as the kernels write: 128 rows of D in one of dbias, a row of dprob for each tile of N, 128 bytes for each expert's map."
     case = Case(Config(mma_tiler_mn=(128, 32), deterministic=True), weights="discrete", outputs=("dbias",), n=96)
     problem = problem_of(case, make_tensors(case, 0, "cpu"))
-    op = sm100.Sm100Op(problem)
+    op = host.KernelOp(problem)
     places = op.areas(problem, 0)
     least = 4 * case.rows // 128 * 192, 4 * 3 * case.rows, 128 * 3
     held = [have for have, _ in op.scratch.kept.values()]
     assert all(x % 128 == 0 and h.data_ptr() <= x and x + n <= h.data_ptr() + h.nbytes for x, n, h in zip(places, least, held))
-    assert sm100.Sm100Op(problem_of(Case(), make_tensors(Case(), 0, "cpu"))).areas(problem, 0) == (0, 0, 0)
+    assert host.KernelOp(problem_of(Case(), make_tensors(Case(), 0, "cpu"))).areas(problem, 0) == (0, 0, 0)

@@ -107,7 +107,8 @@ def touched(w, pc: int):
     if f.regs.keys().isdisjoint(block.reads) and f.regs.keys().isdisjoint(block.writes):
         return
     n = next(n for n in f.regs if n in block.reads | block.writes)
-    raise Fault("register not ready", f"{register(w, n)} is used at {place(block)} before wgmma.wait_group, {w}. It belongs to {f.regs[n].name()} until a wait "
+    raise Fault("register not ready", f"{register(w, n)} is used at {place(block)} before wgmma.wait_group, {w}. "
+                                           f"It belongs to {f.regs[n].name()} until a wait "
                                       f"for its group.")
 
 
@@ -134,7 +135,8 @@ def check_registers(w, p: Product, ins):
     for n in mine & f.regs.keys():
         old = f.regs[n].product
         if (n in p.d and old.d != p.d) or (n in p.a and n in old.d):
-            raise Fault("register not ready", f"{say(w, ins)}: {register(w, n)} is used by {f.regs[n].name()}, whose accumulator has other registers. "
+            raise Fault("register not ready", f"{say(w, ins)}: {register(w, n)} is used by {f.regs[n].name()}, "
+                                               f"whose accumulator has other registers. "
                                               f"Wait for its group.")
 
 # %% ../../nbs/machine/23c_wgmma.ipynb #e4a93351

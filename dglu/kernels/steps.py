@@ -200,10 +200,11 @@ def row_scales(scales, linear: cutlass.Constexpr, fr: cutlass.Constexpr, prob: c
             if const_expr(linear):
                 scales[0, h, i], scales[1, h, i] = alpha2 * p * beta, p * beta * beta
 
-# %% ../../nbs/kernels/21b_steps.ipynb #157e0d1a
+# %% ../../nbs/kernels/21b_steps.ipynb #08339e1d
 @cute.jit
 def treat_step(o: cutlass.Constexpr, plan: cutlass.Constexpr, group: cutlass.Constexpr, fr: cutlass.Constexpr, regs, ex,
-               filled: pipeline.PipelineTmaAsync, store_d: cute.CopyAtom, store_out, sums_shared, rows_of_dbias: cute.Tensor, stage, slot, beta, tile, step, tid, wid):
+               filled: pipeline.PipelineTmaAsync, store_d: cute.CopyAtom, store_out, sums_shared, rows_of_dbias: cute.Tensor, stage, slot, beta,
+               tile, step, tid, wid):
     "R in regs to D, the activation, dprob and dbias; `tile` and `step` are its place in tiles of the group's rows and of 32 columns of R."
     lane, c_slot, d_slot = arch.lane_idx(), group * o.c_stages + stage.index, group * o.d_stages + slot
     filled.consumer_wait(stage)

@@ -9,9 +9,9 @@ import torch
 from dglu import host
 from dglu.check import execute, run_case
 from dglu.contract import Config
-from dglu.kernels.steps import Outputs
 from dglu.kernels.epilogue import GeGLU
 from dglu.kernels.mainloop_sm100 import Plan
+from dglu.kernels.steps import Outputs
 from dglu.truth import Case, make_tensors
 
 ARCH, PLAN, OUTPUTS = "sm_100a", Plan((128, 32), (1, 1)), Outputs()

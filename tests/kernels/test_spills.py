@@ -4,10 +4,10 @@ import pytest
 pytest.importorskip("cutlass")
 from cutlass import BFloat16, Float16, Float32
 
-from dglu.kernels.steps import Outputs
 from dglu.kernels.epilogue import GeGLU
 from dglu.kernels.machine_code import Sass, cost, disassemble, inner_loop, nvdisasm
 from dglu.kernels.mainloop_sm100 import SMEM_BYTES, Plan
+from dglu.kernels.steps import Outputs
 
 needs_nvdisasm = pytest.mark.skipif(nvdisasm() is None, reason="nvdisasm is neither on the PATH nor installed: pip install nvidia-cuda-nvdisasm")
 FULL = dict(out=BFloat16, dbias=True)     # the most registers

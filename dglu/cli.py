@@ -254,17 +254,17 @@ def demo(steps: int = typer.Option(50, min=1, help="Steps of each of the two run
     if faults := result.faults(): stop("The two runs do not coincide:\n" + "\n".join(faults), 1)
     screen.print(f"The two runs coincide: every loss within a BF16 rounding. Backend that ran: {result.backend}.")
 
-# %% ../nbs/api/35_cli.ipynb #e87fe6df
+# %% ../nbs/api/35_cli.ipynb #9637dff6
 @app.command()
 def bench(json_path: Path = typer.Option(None, "--json", help="Also write the numbers to this file."),
           machine: str = typer.Option(None, help="What to call this machine in the result."),
           gpu: bool = typer.Option(False, "--gpu", help="The kernel on this machine's GPU, beside its peers; its cases are checked first.")):
     "Measure import times, speed, memory and validation; or, with --gpu, the kernel."
     if gpu:
-        usable("auto", "cuda")
+        import torch
+        if not torch.cuda.is_available(): stop("--gpu needs a CUDA GPU, and this machine has none. `dglu info` lists what runs here.", 2)
         from dglu.gpu_bench import run_gpu_bench
-        run_gpu_bench(json_path)
-        return
+        return run_gpu_bench(json_path) and None
     from dglu.bench import run_bench, table
     result = run_bench(machine)
     console().print(table(result))

@@ -74,11 +74,11 @@ def element_types() -> dict:
     import cutlass
     return {torch.bfloat16: cutlass.BFloat16, torch.float16: cutlass.Float16, torch.float32: cutlass.Float32}
 
-# %% ../nbs/kernels/24_host.ipynb #d0f5dc91
+# %% ../nbs/kernels/24_host.ipynb #bd1f4c46
 def plan_sm90(problem: Problem, kernels) -> tuple:  # HopperPlan, Outputs
     "The Hopper kernel's plan, from N, K and the types."
     wide = is_wide(problem)
-    widest = 128 if wide else 256 if problem.n % 256 == 0 and problem.k >= 6144 else 192
+    widest = 128 if wide or problem.n <= 1024 else 256 if problem.n % 256 == 0 and problem.k >= 6144 else 192
     plan = kernels.HopperPlan(min(widest, problem.n), b_major=problem.b_major, discrete=problem.weights == "discrete")
     return plan, outputs_of(problem, c_stages=1 if wide else 2, d_stages=1 if wide or problem.activation_dtype else 2)
 

@@ -6,7 +6,7 @@
 __all__ = ['SMEM_LIMIT', 'Launch', 'check_limits', 'Cta', 'Cluster', 'place_all', 'global_array', 'layout_of', 'Kernel',
            'load_kernel', 'unmodelled', 'refused']
 
-# %% ../../nbs/machine/21_cluster.ipynb #ee7d7ab9
+# %% ../../nbs/machine/21_cluster.ipynb #46521606
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,7 @@ import dglu.emulate.barriers  # noqa: F401
 import dglu.emulate.bits  # noqa: F401
 import dglu.emulate.convert  # noqa: F401
 import dglu.emulate.floats  # noqa: F401
-import dglu.emulate.group  # noqa: F401
+import dglu.emulate.many  # noqa: F401 -- groups instructions of busy blocks
 import dglu.emulate.matrix  # noqa: F401
 from .addresses import make_symbols, param_offsets
 from .memory import Knowledge, Shared

@@ -6,7 +6,8 @@
 __all__ = ['CODE', 'LANES', 'EMIT', 'RUNTIME', 'TIER', 'Unmodelled', 'Fault', 'Mods', 'width', 'constant', 'Gen', 'get',
            'float_constant', 'view', 'put', 'finish', 'merge', 'old', 'emits', 'runtime', 'emit_instr', 'effect_only',
            'under_guard', 'lanes', 'Block', 'branch', 'table_branch', 'leave', 'translate_block', 'named',
-           'local_registers', 'Program', 'translate', 'install', 'lazy', 'counted']
+           'name_registers', 'local_registers', 'Program', 'translate', 'install', 'text_of', 'lazy', 'chain_from',
+           'counted', 'note_types', 'joined', 'count_blocks']
 
 # %% ../../nbs/machine/14_translate.ipynb #d7c660ae
 from collections import Counter
@@ -280,7 +281,7 @@ def lanes(g: Gen) -> str:
     "The mask that a memory or control instruction acts under: None for a full warp."
     return g.let(f"{g.mask} if m is None else {g.mask} & m") if g.mask else "m"
 
-# %% ../../nbs/machine/14_translate.ipynb #44a6cfc2
+# %% ../../nbs/machine/14_translate.ipynb #10bd4bcf
 @dataclass
 class Block:
     "A translated block: Python function, its text, and which instruction each line stands for."
@@ -288,9 +289,9 @@ class Block:
     code: list
     run: object = None
     source: str = ""
-    lines: list = field(default_factory=list)
     reads: set = field(default_factory=set)     # registers that it takes from earlier blocks
-    local: frozenset = frozenset()              # registers that no other block names
+    names: frozenset = frozenset()              # numbers of the registers that it names
+    halts: bool = False                         # may it have to wait for more than the warp's own lanes?
 
 
 def branch(g: Gen, ins: Instr, where: dict, here: int):
@@ -328,17 +329,20 @@ def leave(g: Gen, ins: Instr, here: int):
     finish(g)
     g.emit(f"return retire(w, m, {gone}, {here + 1})")
 
-# %% ../../nbs/machine/14_translate.ipynb #34079f17
-def translate_block(fn: Function, block: Block, here: int, where: dict, numbers: dict, consts: dict, symbols) -> list[str]:
-    "Python text of one block, line by line."
-    g = Gen(fn, numbers, consts, symbols)
-    g.local = block.local
-    g.emit(f"def block{here}(w, r, m):")
-    body, tail = block.code, None
-    if body and body[-1].op in ENDS and body[-1].op != "trap":
-        body, tail = body[:-1], body[-1]
-    for ins in body:
-        emit_instr(g, ins)
+# %% ../../nbs/machine/14_translate.ipynb #dd624640
+def translate_block(fn: Function, chain: list, first: int, where: dict, numbers: dict, consts: dict, symbols, local=frozenset()) -> Gen:
+    "Python text of a block, or of several that follow one another: `out` and `lines` of the result."
+    g, tail = Gen(fn, numbers, consts, symbols), None
+    g.local, here = local, first + len(chain) - 1
+    g.emit(f"def block{first}(w, r, m):")
+    for i, block in enumerate(chain):
+        if i:
+            g.emit(f"if w.pending_loads: w.consume(w, {first + i})")
+            g.pending = set()
+        for ins in block.code:
+            tail = ins if ins.op in ENDS and ins.op != "trap" else None
+            if tail is None:
+                emit_instr(g, ins)
     if tail is None:
         finish(g)
         g.emit(f"return {here + 1}")
@@ -352,10 +356,9 @@ def translate_block(fn: Function, block: Block, here: int, where: dict, numbers:
         if tail.pred is None:
             finish(g)
         leave(g, tail, here)
-    block.lines, block.reads = g.lines, g.reads
-    return g.out
+    return g
 
-# %% ../../nbs/machine/14_translate.ipynb #71396268
+# %% ../../nbs/machine/14_translate.ipynb #1354596f
 def named(op) -> set:
     "The registers in an operand, or in a list of them."
     if isinstance(op, Op):
@@ -363,15 +366,21 @@ def named(op) -> set:
     return set().union(*map(named, op)) if isinstance(op, (tuple, list)) else set()
 
 
-def local_registers(blocks: list, numbers: dict) -> list[frozenset]:
-    "Numbers of the registers that are named in one block alone, for each block."
-    names = [set().union(*(named([*i.args, i.pred]) for i in b.code)) & numbers.keys() for b in blocks]
-    often = Counter(x for s in names for x in s)
-    return [frozenset(numbers[x] for x in s if often[x] == 1) for s in names]
+def name_registers(blocks: list, numbers: dict):
+    "Note which registers each block names."
+    for b in blocks:
+        b.names = frozenset(numbers[x] for x in set().union(*(named([*i.args, i.pred]) for i in b.code)) & numbers.keys())
 
-# %% ../../nbs/machine/14_translate.ipynb #14ec610a
+
+def local_registers(chain: list, often: Counter) -> frozenset:
+    "Registers that no block outside the chain names; often: register -> blocks that name it."
+    mine = Counter(x for b in chain for x in b.names)
+    return frozenset(x for x, n in mine.items() if n == often[x])
+
+# %% ../../nbs/machine/14_translate.ipynb #cd894ade
 TIER = dict(after=12,       # runs of a block before it is written anew
             least=16,       # lines that are worth it
+            most=2000,      # instructions of a chain
             regroup=None)   # (lines, instructions, types, namespace) -> (lines, instructions), set by the page on grouping
 
 
@@ -382,7 +391,11 @@ class Program:
     blocks: list
     namespace: dict
     numbers: dict
+    where: dict             # index of an instruction -> block
+    symbols: object         # resolver of names
+    often: Counter          # register -> blocks that name it; empty: keep all registers
     code: list = field(default_factory=list)    # what runs now, for each block; all warps share it
+    lines: dict = field(default_factory=dict)   # code object -> instruction of each of its lines
 
 
 def translate(fn: Function, waits, symbols, *, keep: bool = False) -> Program:
@@ -392,50 +405,102 @@ def translate(fn: Function, waits, symbols, *, keep: bool = False) -> Program:
     where = {s: i for i, s in enumerate(starts)}
     where.setdefault(len(fn.code), len(starts))
     blocks = [Block(s, fn.code[s:e]) for s, e in zip(starts, starts[1:] + [len(fn.code)])]
-    prog = Program(fn, blocks, dict(RUNTIME), numbers)
-    for i, (b, local) in enumerate(zip(blocks, local_registers(blocks, numbers))):
-        b.local = frozenset() if keep else local
-        b.run = lazy(prog, b, i, where, symbols)
-    prog.code = [b.run for b in blocks]
+    name_registers(blocks, numbers)
+    prog = Program(fn, blocks, dict(RUNTIME), numbers, where, symbols, Counter() if keep else Counter(x for b in blocks for x in b.names))
+    prog.code = [lazy(prog, b, i) for i, b in enumerate(blocks)]
+    for b, f in zip(blocks, prog.code):
+        b.run = f
     return prog
 
-# %% ../../nbs/machine/14_translate.ipynb #cae6524b
-def install(prog: Program, b: Block, here: int, out: list, extra: str = ""):
-    "Compile lines of Python and make them the block's function; `extra` is run before the end."
-    out = [*out[:-1], *([extra] if extra else []), out[-1]]
+# %% ../../nbs/machine/14_translate.ipynb #da7c6c1f
+def install(prog: Program, first: int, out: list, lines: list):
+    "Compile lines of Python and make them the block's function."
+    b = prog.blocks[first]
     b.source = "\n".join([out[0]] + ["    " + x for x in out[1:]])
-    exec(compile(b.source, f"<{prog.fn.name} block {here}>", "exec"), prog.namespace)
-    prog.code[here] = b.run = prog.namespace[f"block{here}"]
+    exec(compile(b.source, f"<{prog.fn.name} block {first}>", "exec"), prog.namespace)
+    prog.code[first] = b.run = prog.namespace[f"block{first}"]
+    prog.lines[b.run.__code__] = lines
 
 
-def lazy(prog: Program, b: Block, here: int, where: dict, symbols):
+def text_of(prog: Program, first: int, chain: list) -> Gen:
+    "Translate a block, or a chain of them."
+    return translate_block(prog.fn, chain, first, prog.where, prog.numbers, prog.namespace, prog.symbols, local_registers(chain, prog.often))
+
+
+def lazy(prog: Program, b: Block, here: int):
     "Compile a block when it is first reached."
     def first(w, r, m):
-        out = translate_block(prog.fn, b, here, where, prog.numbers, prog.namespace, symbols)
-        install(prog, b, here, out)
-        if TIER["regroup"] and len(out) > TIER["least"] and not any("q" == CODE[prog.fn.regs[x]] for i in b.code for x in named(i.args) & prog.fn.regs.keys()):
-            prog.code[here] = counted(prog, b, here, out)
+        g = text_of(prog, here, [b])
+        b.reads, b.halts = g.reads, any("return -2" in x and "meet(" not in x for x in g.out)
+        install(prog, here, g.out, g.lines)
+        if TIER["regroup"] and "q" not in {CODE[prog.fn.regs[x]] for i in b.code for x in named(i.args) & prog.fn.regs.keys()}:
+            prog.code[here] = counted(prog, here)
         return b.run(w, r, m)
     return first
 
+# %% ../../nbs/machine/14_translate.ipynb #02aa418b
+def chain_from(prog: Program, first: int) -> list:
+    "The block and those that follow it, as long as they have run, are entered from above only and wait for nothing but lanes of the warp."
+    chain, labels = [prog.blocks[first]], set(prog.fn.labels.values())
+    for b in prog.blocks[first + 1:]:
+        ended = chain[-1].code and chain[-1].code[-1].op in ENDS
+        if ended or not b.source or b.halts or b.start in labels or sum(len(x.code) for x in chain) > TIER["most"]:
+            break
+        chain.append(b)
+    return chain
 
-def counted(prog: Program, b: Block, here: int, out: list):
-    "Run a block until it has proved busy; note types in the next complete run; then group it."
-    plain, runs = b.run, 0
+
+def counted(prog: Program, here: int):
+    "Run a block until it has proved busy; note types in the next complete run; then group it with its followers."
+    b, runs = prog.blocks[here], 0
+    plain = b.run
 
     def again(w, r, m):
         nonlocal runs
         runs += 1
-        if runs < TIER["after"]:
+        if runs < TIER["after"] or getattr(w, "others", None):
             return plain(w, r, m)
-        types: dict = {}
-        prog.namespace["note_types"] = lambda names: types.update(
-            {k: (v.dtype.str[1:], v.size) for k, v in names.items() if isinstance(v, np.ndarray) and v.ndim == 1 and v.size % LANES == 0})
-        install(prog, b, here, out, "note_types(locals())")
-        prog.code[here] = again
-        done = b.run(w, r, m)
+        chain, types = chain_from(prog, here) if hasattr(w, "hits") else [b], {}
+        g = text_of(prog, here, chain)
+        if len(g.out) < TIER["least"]:
+            prog.code[here] = plain
+            return plain(w, r, m)
+        out, lines = joined(g, here, chain, plain, prog.namespace)
+        prog.namespace["note_types"] = lambda names: types.update(note_types(names))
+        install(prog, here, [*out[:-1], "note_types(locals())", out[-1]], lines)
+        fresh, prog.code[here] = b.run, again
+        done = fresh(w, r, m)
         if types:
-            text, b.lines = TIER["regroup"](out, b.lines, types, prog.namespace)
-            install(prog, b, here, text)
+            install(prog, here, *TIER["regroup"](out, lines, types, prog.namespace))
         return done
     return again
+
+# %% ../../nbs/machine/14_translate.ipynb #764f1379
+def note_types(names: dict) -> dict:
+    "(dtype, size) of the names that hold arrays of 32 lanes, and (dtype, size, rows) of those that hold several."
+    found = {k: v for k, v in names.items() if isinstance(v, np.ndarray) and v.shape[-1:] and v.shape[-1] % LANES == 0}
+    return {k: (v.dtype.str[1:], *v.shape[::-1]) for k, v in found.items()}
+
+
+def joined(g: Gen, here: int, chain: list, plain, consts: dict) -> tuple[list, list]:
+    "Lines of a chain: if the warp is split, the first block alone runs; if not, lanes need not be waited for."
+    if len(chain) == 1:
+        return g.out, g.lines
+    consts[f"plain{here}"] = plain
+    pairs = [(x, i) for x, i in zip(g.out[1:], g.lines[1:]) if not x.startswith("if not meet(")]
+    head = [f"if w.others: return plain{here}(w, r, m)"]
+    count = [f"count_blocks(w, {here + 1}, {here + len(chain)})"]
+    if chain[0].halts:                  # it may return early, to be tried again
+        at = max(i for i, (x, _) in enumerate(pairs) if "return -2" in x) + 1
+    else:
+        at = 0
+    out = [g.out[0], *head, *(x for x, _ in pairs[:at]), *count, *(x for x, _ in pairs[at:])]
+    return out, [g.lines[0], None, *(i for _, i in pairs[:at]), None, *(i for _, i in pairs[at:])]
+
+
+@runtime
+def count_blocks(w, first: int, end: int):
+    "Blocks that run as part of a chain are counted too."
+    hits = w.hits
+    for i in range(first, end):
+        hits[i] += 1

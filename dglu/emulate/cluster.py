@@ -94,7 +94,7 @@ class Cta:
         if all(x.done for x in self.warps):
             self.machine.leave(self)
 
-# %% ../../nbs/machine/21_cluster.ipynb #8f5db513
+# %% ../../nbs/machine/21_cluster.ipynb #cc3d0e0c
 class Cluster:
     "CTAs that share a barrier and see each other's shared memory."
 
@@ -107,7 +107,7 @@ class Cluster:
         self.ctas = [Cta(machine, launch, self, tuple(i * c + p for i, c, p in zip(index, launch.cluster, pl)), r, pl) for r, pl in enumerate(places)]
 
     def alive(self) -> int:
-        return sum(int(np.count_nonzero(w.live)) for c in self.ctas for w in c.warps if not w.done)
+        return sum(w.lanes for c in self.ctas for w in c.warps if not w.done)
 
     def settle(self):
         "All living threads have arrived: open the barrier."

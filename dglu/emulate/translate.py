@@ -281,7 +281,7 @@ def lanes(g: Gen) -> str:
     "The mask that a memory or control instruction acts under: None for a full warp."
     return g.let(f"{g.mask} if m is None else {g.mask} & m") if g.mask else "m"
 
-# %% ../../nbs/machine/14_translate.ipynb #10bd4bcf
+# %% ../../nbs/machine/14_translate.ipynb #85939112
 @dataclass
 class Block:
     "A translated block: Python function, its text, and which instruction each line stands for."
@@ -292,6 +292,7 @@ class Block:
     reads: set = field(default_factory=set)     # registers that it takes from earlier blocks
     names: frozenset = frozenset()              # numbers of the registers that it names
     halts: bool = False                         # may it have to wait for more than the warp's own lanes?
+    late: bool = True                           # may it read what `tcgen05.ld` has not yet delivered?
 
 
 def branch(g: Gen, ins: Instr, where: dict, here: int):
@@ -329,16 +330,16 @@ def leave(g: Gen, ins: Instr, here: int):
     finish(g)
     g.emit(f"return retire(w, m, {gone}, {here + 1})")
 
-# %% ../../nbs/machine/14_translate.ipynb #dd624640
+# %% ../../nbs/machine/14_translate.ipynb #2c53483b
 def translate_block(fn: Function, chain: list, first: int, where: dict, numbers: dict, consts: dict, symbols, local=frozenset()) -> Gen:
     "Python text of a block, or of several that follow one another: `out` and `lines` of the result."
     g, tail = Gen(fn, numbers, consts, symbols), None
     g.local, here = local, first + len(chain) - 1
     g.emit(f"def block{first}(w, r, m):")
     for i, block in enumerate(chain):
-        if i:
+        g.pending = set()
+        if i and block.late:
             g.emit(f"if w.pending_loads: w.consume(w, {first + i})")
-            g.pending = set()
         for ins in block.code:
             tail = ins if ins.op in ENDS and ins.op != "trap" else None
             if tail is None:
@@ -377,7 +378,7 @@ def local_registers(chain: list, often: Counter) -> frozenset:
     mine = Counter(x for b in chain for x in b.names)
     return frozenset(x for x, n in mine.items() if n == often[x])
 
-# %% ../../nbs/machine/14_translate.ipynb #cd894ade
+# %% ../../nbs/machine/14_translate.ipynb #ba32849f
 TIER = dict(after=12,       # runs of a block before it is written anew
             least=16,       # lines that are worth it
             most=2000,      # instructions of a chain
@@ -394,6 +395,7 @@ class Program:
     where: dict             # index of an instruction -> block
     symbols: object         # resolver of names
     often: Counter          # register -> blocks that name it; empty: keep all registers
+    loaded: frozenset       # registers that `tcgen05.ld` writes
     code: list = field(default_factory=list)    # what runs now, for each block; all warps share it
     lines: dict = field(default_factory=dict)   # code object -> instruction of each of its lines
 
@@ -406,13 +408,15 @@ def translate(fn: Function, waits, symbols, *, keep: bool = False) -> Program:
     where.setdefault(len(fn.code), len(starts))
     blocks = [Block(s, fn.code[s:e]) for s, e in zip(starts, starts[1:] + [len(fn.code)])]
     name_registers(blocks, numbers)
-    prog = Program(fn, blocks, dict(RUNTIME), numbers, where, symbols, Counter() if keep else Counter(x for b in blocks for x in b.names))
+    loaded = frozenset(numbers[x] for i in fn.code if i.op == "tcgen05" and "ld" in i.mods for x in named(i.args[0]) & numbers.keys())
+    often = Counter() if keep else Counter(x for b in blocks for x in b.names)
+    prog = Program(fn, blocks, dict(RUNTIME), numbers, where, symbols, often, loaded)
     prog.code = [lazy(prog, b, i) for i, b in enumerate(blocks)]
     for b, f in zip(blocks, prog.code):
         b.run = f
     return prog
 
-# %% ../../nbs/machine/14_translate.ipynb #da7c6c1f
+# %% ../../nbs/machine/14_translate.ipynb #0131a145
 def install(prog: Program, first: int, out: list, lines: list):
     "Compile lines of Python and make them the block's function."
     b = prog.blocks[first]
@@ -432,6 +436,7 @@ def lazy(prog: Program, b: Block, here: int):
     def first(w, r, m):
         g = text_of(prog, here, [b])
         b.reads, b.halts = g.reads, any("return -2" in x and "meet(" not in x for x in g.out)
+        b.late = bool(b.reads & prog.loaded)
         install(prog, here, g.out, g.lines)
         if TIER["regroup"] and "q" not in {CODE[prog.fn.regs[x]] for i in b.code for x in named(i.args) & prog.fn.regs.keys()}:
             prog.code[here] = counted(prog, here)

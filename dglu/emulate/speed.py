@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['horner', 'run_horner', 'gemm_case', 'clock', 'speed', 'main']
 
-# %% ../../nbs/machine/29_speed.ipynb #7af518e6
+# %% ../../nbs/machine/29_speed.ipynb #61214e2d
 import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +55,7 @@ def gemm_case():
     f = cute.compile(kernels.Gemm((256, 128), (2, 1), True), *args)
     return lambda: f(*args), lambda: (c[..., 0].double() - a[..., 0].double() @ b[..., 0].double().T).abs().max().item()
 
-# %% ../../nbs/machine/29_speed.ipynb #e3e2929c
+# %% ../../nbs/machine/29_speed.ipynb #1bb3275c
 def clock(f) -> float:
     "Seconds of process time that a call takes."
     start = time.process_time()
@@ -66,7 +67,7 @@ def speed(runs: int = 5) -> list:  # of (what, first, best, median), in seconds
     "Process time of a launch: the first one, with translation, and the later ones."
     out = []
     for order in ("eager", "adversarial"):
-        times = [clock(lambda: run_horner(order)) for _ in range(runs + 1)]
+        times = [clock(partial(run_horner, order)) for _ in range(runs + 1)]
         out.append((f"polynomials in 128 warps, {order}", times[0], min(times[1:]), statistics.median(times[1:])))
     for order in ("eager", "adversarial"):
         with machine(order=order):

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PURE', 'NAME', 'WORD', 'OPERAND', 'FREE', 'FUSED', 'CALL', 'is_pure', 'part', 'Node', 'statements', 'fold', 'node_of',
-           'call_of', 'fuse', 'graph', 'split_unpack', 'schedule', 'rows', 'weave', 'Writer', 'emit_group',
+           'call_of', 'fuse', 'split_unpack', 'graph', 'schedule', 'rows', 'weave', 'Writer', 'emit_group',
            'emit_fused', 'emit_alone', 'regroup']
 
 # %% ../../nbs/machine/14c_group.ipynb #48e83bdf
@@ -59,7 +59,7 @@ def statements(lines: list) -> list[list]:
             out.append([(text, ins)])
     return out
 
-# %% ../../nbs/machine/14c_group.ipynb #39238b40
+# %% ../../nbs/machine/14c_group.ipynb #59b82903
 FREE = re.compile(r"(?:v\d+ if m is None else v\d+ & m|r\[\d+\]|old\(r, \d+, \w+\)|v\d+\[\d+\])")
 
 
@@ -71,7 +71,7 @@ def fold(expr: str, consts: dict) -> str:
     consts[name] = value
     return name
 
-
+# %% ../../nbs/machine/14c_group.ipynb #e0f09272
 def node_of(lines: list, same: dict, seen: dict, types: dict, consts: dict) -> Node | None:
     "The node of a statement; None if it only gives another name to something known."
     lines = [(NAME.sub(lambda x: same.get(x[0], x[0]), text), ins) for text, ins in lines]
@@ -133,7 +133,27 @@ def fuse(nodes: list[Node]):
         while n.needs & moved.keys():
             n.needs = {moved.get(x, x) for x in n.needs}
 
-# %% ../../nbs/machine/14c_group.ipynb #0788f849
+# %% ../../nbs/machine/14c_group.ipynb #f45608a1
+def split_unpack(lines: list, types: dict) -> list:
+    "Replace `v2 = unpack(v1, u2)` and `v3 = v2[0]` by one line with `part`; give each result of a load a name of its own."
+    out, made, loads = [], {}, {}
+    for text, ins in lines:
+        if found := re.match(r"(v\d+) = (?:ld_|ldmatrix|tc_ld)", text):
+            loads[found[1]] = {}
+        for name, j in re.findall(r"\b(v\d+)\[(\d+)\]", text):
+            if name in loads and j not in loads[name] and len(types.get(name, ())) == 3:
+                fresh = loads[name][j] = f"v{10**6 + len(types)}"
+                types[fresh] = types[name][:2]
+                out.append((f"{fresh} = {name}[{j}]", ins))
+        text = re.sub(r"\b(v\d+)\[(\d+)\]", lambda x: loads.get(x[1], {}).get(x[2], x[0]), text)
+        if found := re.fullmatch(r"(v\d+) = unpack\((v\d+), (u\d)\)", text):
+            if len(types.get(found[2], ())) == 2:
+                made[found[1]] = found[2], found[3]
+                continue
+        out.append((re.sub(r"\b(v\d+)\[(\d+)\]", lambda x: f"part({', '.join(made[x[1]])}, {x[2]})" if x[1] in made else x[0], text), ins))
+    return out
+
+# %% ../../nbs/machine/14c_group.ipynb #a2afbd5e
 def graph(lines: list,   # (text, instruction)
           types: dict,   # name -> (dtype, size) of names that hold arrays
           consts: dict,  # the kernel's namespace
@@ -163,26 +183,6 @@ def graph(lines: list,   # (text, instruction)
         for i in n.needs if n.kind != "ordered" else ():
             nodes[i].height = max(nodes[i].height, n.height)
     return nodes
-
-
-def split_unpack(lines: list, types: dict) -> list:
-    "Replace `v2 = unpack(v1, u2)` and `v3 = v2[0]` by one line with `part`; give each result of a load a name of its own."
-    out, made, loads = [], {}, {}
-    for text, ins in lines:
-        if found := re.match(r"(v\d+) = (?:ld_|ldmatrix|tc_ld)", text):
-            loads[found[1]] = {}
-        for name, j in re.findall(r"\b(v\d+)\[(\d+)\]", text):
-            if name in loads and j not in loads[name] and len(types.get(name, ())) == 3:
-                fresh = loads[name][j] = f"v{10**6 + len(types)}"
-                types[fresh] = types[name][:2]
-                out.append((f"{fresh} = {name}[{j}]", ins))
-        text = re.sub(r"\b(v\d+)\[(\d+)\]", lambda x: loads.get(x[1], {}).get(x[2], x[0]), text)
-        if found := re.fullmatch(r"(v\d+) = unpack\((v\d+), (u\d)\)", text):
-            if len(types.get(found[2], ())) == 2:
-                made[found[1]] = found[2], found[3]
-                continue
-        out.append((re.sub(r"\b(v\d+)\[(\d+)\]", lambda x: f"part({', '.join(made[x[1]])}, {x[2]})" if x[1] in made else x[0], text), ins))
-    return out
 
 # %% ../../nbs/machine/14c_group.ipynb #0d7ddf8d
 def schedule(nodes: list[Node]) -> list[list[int]]:
@@ -217,7 +217,7 @@ def schedule(nodes: list[Node]) -> list[list[int]]:
         emit(sorted(ready.pop(key)))
     return out
 
-# %% ../../nbs/machine/14c_group.ipynb #a8d28875
+# %% ../../nbs/machine/14c_group.ipynb #0742d7fa
 @runtime
 def rows(*parts):
     "Arrays of 32 lanes, one below the other; a register that was never written is named by its place."
@@ -238,7 +238,7 @@ def weave(*groups):
         out[:, i] = x
     return out.reshape(-1, first.shape[1])
 
-
+# %% ../../nbs/machine/14c_group.ipynb #1225c25a
 class Writer:
     "Text of a regrouped block."
 
@@ -288,7 +288,7 @@ class Writer:
                 self.emit(f"{self.made[key]} = {text}", ins)
         return self.made[key]
 
-# %% ../../nbs/machine/14c_group.ipynb #a72e2993
+# %% ../../nbs/machine/14c_group.ipynb #9c5356a2
 def emit_group(w: Writer, nodes: list[Node]):
     "Text of one group."
     form, size = nodes[0].key[0], len(nodes)
@@ -305,7 +305,7 @@ def emit_group(w: Writer, nodes: list[Node]):
     w.emit(f"{name} = {text}", ins[0])
     w.where.update({n.name: (name, i) for i, n in enumerate(nodes)})
 
-
+# %% ../../nbs/machine/14c_group.ipynb #f3d057f9
 def emit_fused(w: Writer, n: Node):
     "Text of several loads or stores."
     calls, ins = [call_of(x) for x in n.fused], [x.lines[0][1] for x in n.fused]
@@ -338,7 +338,7 @@ def emit_alone(w: Writer, n: Node):
         for text, ins in n.lines:
             w.emit(w.name(text), ins)
 
-
+# %% ../../nbs/machine/14c_group.ipynb #39f1311c
 def regroup(out: list,      # lines of a block's Python text, the head first
             lines: list,    # the instruction of each
             types: dict,    # name -> (dtype, size) of the names that hold arrays

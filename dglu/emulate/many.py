@@ -16,7 +16,7 @@ from .numbers import i8, u2, u4
 from .translate import LANES, Fault, runtime
 from .warp import LANE
 
-# %% ../../nbs/machine/19f_many.ipynb #19564cb8
+# %% ../../nbs/machine/19f_many.ipynb #c6dc9401
 SINGLE = dict(st_global=st_global, st_shared=st_shared, ld_global=ld_global, ld_shared=ld_shared)
 _BANKS: dict = {}
 
@@ -34,7 +34,7 @@ def banks_of(w, act, n: int):
         count["passes"] += _BANKS[key][0]
         count["conflicts"] += _BANKS[key][1]
 
-
+# %% ../../nbs/machine/19f_many.ipynb #7a860d3b
 def all_places(w, one: str, addr, total: int, n: int, m, how: str, instrs, cluster: bool):
     "(words of n bytes of the memory, index of each access) after all checks, or None."
     act = addr if m is None else addr[:, m]

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PURE', 'NAME', 'WORD', 'OPERAND', 'FREE', 'FUSED', 'CALL', 'is_pure', 'part', 'Node', 'statements', 'fold', 'node_of',
-           'call_of', 'fuse', 'split_unpack', 'graph', 'schedule', 'rows', 'weave', 'Writer', 'emit_group',
-           'emit_fused', 'emit_alone', 'regroup']
+           'call_of', 'fuse', 'split_unpack', 'graph', 'schedule', 'rows', 'weave', 'slice_of', 'gather', 'Writer',
+           'emit_group', 'emit_fused', 'emit_alone', 'regroup']
 
 # %% ../../nbs/machine/14c_group.ipynb #48e83bdf
 import re
@@ -238,7 +238,26 @@ def weave(*groups):
         out[:, i] = x
     return out.reshape(-1, first.shape[1])
 
-# %% ../../nbs/machine/14c_group.ipynb #1225c25a
+# %% ../../nbs/machine/14c_group.ipynb #b5fe345f
+def slice_of(w, names: list) -> str | None:
+    "Rows of one group in their order, without a copy."
+    at = [w.where.get(x) for x in names]
+    if not all(at) or len({g for g, _ in at}) > 1 or len({b[1] - a[1] for a, b in zip(at, at[1:])}) != 1 or at[1][1] <= at[0][1]:
+        return None
+    (name, first), step = at[0], at[1][1] - at[0][1]
+    return name if len(at) == w.made[name] else f"{name}[{first}:{at[-1][1] + 1}:{step}]"
+
+
+def gather(w, names: list) -> str:
+    "Rows from several places: groups taken in turn, or anything."
+    for turn in (2, 3, 4):
+        if len(names) % turn == 0 and len(names) > turn:
+            parts = [slice_of(w, names[i::turn]) for i in range(turn)]
+            if all(parts):
+                return f"weave({', '.join(parts)})"
+    return f"rows({', '.join(w.name(x) for x in names)})"
+
+# %% ../../nbs/machine/14c_group.ipynb #871e1aca
 class Writer:
     "Text of a regrouped block."
 
@@ -255,28 +274,11 @@ class Writer:
         "Text with grouped names replaced by rows of their groups."
         return NAME.sub(lambda x: "{}[{}]".format(*self.where[x[0]]) if x[0] in self.where else x[0], text)
 
-    def slice(self, names: list) -> str | None:
-        "Rows of one group in their order, without a copy."
-        at = [self.where.get(x) for x in names]
-        if not all(at) or len({g for g, _ in at}) > 1 or len({b[1] - a[1] for a, b in zip(at, at[1:])}) != 1 or at[1][1] <= at[0][1]:
-            return None
-        (name, first), step = at[0], at[1][1] - at[0][1]
-        return name if len(at) == self.made[name] else f"{name}[{first}:{at[-1][1] + 1}:{step}]"
-
-    def gather(self, names: list) -> str:
-        "Rows from several places: groups taken in turn, or anything."
-        for turn in (2, 3, 4):
-            if len(names) % turn == 0 and len(names) > turn:
-                parts = [self.slice(names[i::turn]) for i in range(turn)]
-                if all(parts):
-                    return f"weave({', '.join(parts)})"
-        return f"rows({', '.join(self.name(x) for x in names)})"
-
     def column(self, names: list, ins: list) -> str:
         "One operand of all members of a group."
         if len(set(names)) == 1:
             return self.name(names[0])
-        if same := self.slice(names):
+        if same := slice_of(self, names):
             return same
         key = tuple(names)
         if key not in self.made:
@@ -284,7 +286,7 @@ class Writer:
                 self.made[key] = f"K_rows{len(self.consts)}"
                 self.consts[self.made[key]] = np.stack([self.consts[x] for x in names])
             else:
-                text, self.made[key] = self.gather(names), f"S{len(self.made)}"
+                text, self.made[key] = gather(self, names), f"S{len(self.made)}"
                 self.emit(f"{self.made[key]} = {text}", ins)
         return self.made[key]
 

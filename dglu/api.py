@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['SM100', 'SM90', 'EMULATE', 'BACKENDS', 'CONTRACT_RANK', 'TRAILING', 'SCALES', 'VALUE_FILTER', 'PARTS', 'RETURNS',
            'KEYS', 'ARGUMENTS', 'CONFIG_FIELDS', 'TupleDict', 'Backend', 'kernel_missing', 'kernel_of',
-           'emulator_missing', 'pick_backend', 'contract_form', 'weight_form', 'scale_form', 'sizes_of', 'user_form',
-           'compiled', 'on_stream', 'run_checked', 'experts_of', 'metas_of', 'to_contract', 'wanted', 'allocate',
-           'tensors_of', 'config_of', 'make_config', 'call', 'grouped_gemm_dglu_wrapper_sm100', 'GroupedGemm',
-           'needs_outputs', 'explain', 'GroupedGemmDgluSm100', 'grouped_gemm_dsrelu_wrapper_sm100',
-           'GroupedGemmDsreluSm100']
+           'emulator_missing', 'run_reference', 'pick_backend', 'contract_form', 'weight_form', 'scale_form',
+           'sizes_of', 'user_form', 'compiled', 'on_stream', 'run_checked', 'experts_of', 'metas_of', 'to_contract',
+           'wanted', 'allocate', 'tensors_of', 'config_of', 'make_config', 'call', 'grouped_gemm_dglu_wrapper_sm100',
+           'GroupedGemm', 'reads_values', 'fingerprint', 'needs_outputs', 'explain', 'GroupedGemmDgluSm100',
+           'grouped_gemm_dsrelu_wrapper_sm100', 'GroupedGemmDsreluSm100']
 
 # %% ../nbs/api/30_api.ipynb #9640b7bd
 import warnings
@@ -59,7 +59,7 @@ def kernel_missing(device: torch.device, capabilities: tuple, module: str, needs
     if find_spec("cutlass") is None: return "nvidia-cutlass-dsl is not installed: pip install 'dglu[kernels]'"
     return None
 
-# %% ../nbs/api/30_api.ipynb #d57cad69
+# %% ../nbs/api/30_api.ipynb #fd89c8a3
 SM100 = "a CUDA GPU of capability 10.0 or 10.3 (Blackwell) and nvidia-cutlass-dsl"
 SM90 = "a CUDA GPU of capability 9.0 (Hopper) and nvidia-cutlass-dsl"
 EMULATE = "CPU tensors and nvidia-cutlass-dsl"
@@ -72,15 +72,20 @@ def kernel_of(module: str) -> Callable:
 
 def emulator_missing(device: torch.device) -> str | None:
     "Why the emulator cannot run, or None."
-    if find_spec("dglu.sm100") is None: return f"this release of dglu has no dglu.sm100 kernel to emulate yet; it will need {EMULATE}"
-    return None if device.type == "cpu" else f"the tensors are on {device}; it needs {EMULATE}"
+    if device.type != "cpu": return f"the tensors are on {device}; it needs {EMULATE}"
+    return None if find_spec("cutlass") else "nvidia-cutlass-dsl is not installed: pip install 'dglu[kernels]'"
+
+
+def run_reference(problem: Problem, t: dict):
+    "The reference, outside autograd and autocast: D and dprob are results and not a graph."
+    with torch.no_grad(), torch.autocast(problem.device.type, enabled=False): reference.run(problem, t)
 
 
 BACKENDS = {b.name: b for b in (
-    Backend("sm100", SM100, lambda d: kernel_missing(d, ((10, 0), (10, 3)), "dglu.sm100", SM100), kernel_of("dglu.sm100")),
-    Backend("sm90", SM90, lambda d: kernel_missing(d, ((9, 0),), "dglu.sm90", SM90), kernel_of("dglu.sm90")),
-    Backend("emulate", EMULATE, emulator_missing, kernel_of("dglu.emulate")),
-    Backend("reference", "torch, any device", lambda d: None, lambda problem: reference.run))}
+    Backend("sm100", SM100, lambda d: kernel_missing(d, ((10, 0), (10, 3)), "dglu.host", SM100), kernel_of("dglu.host")),
+    Backend("sm90", SM90, lambda d: kernel_missing(d, ((9, 0),), "dglu.host", SM90), kernel_of("dglu.host")),
+    Backend("emulate", EMULATE, emulator_missing, kernel_of("dglu.host")),
+    Backend("reference", "torch, any device", lambda d: None, lambda problem: run_reference))}
 
 # %% ../nbs/api/30_api.ipynb #71ba89d4
 @lru_cache(maxsize=64)
@@ -160,12 +165,17 @@ def user_form(key: str, t: Tensor | None, given: dict) -> Tensor | None:
         return physical if tuple(sfa.shape[3:]) == (32, 4, 4) else t
     return t.squeeze(-1) if given["a"].dim() == 2 and t.dim() > 1 and t.shape[-1] == 1 else t
 
-# %% ../nbs/api/30_api.ipynb #2eb81a91
+# %% ../nbs/api/30_api.ipynb #17b6584f
 @lru_cache(maxsize=512)
 def compiled(key: Problem,  # a Problem's compile_key
              backend: str) -> Callable:
     "The function that runs a problem on a backend; compiled once for each key."
-    return pick_backend(backend, key.device).compile(key)
+    chosen = pick_backend(backend, key.device)
+    try: return chosen.compile(key)
+    except NotImplementedError as e:
+        if backend != "auto": raise
+        warnings.warn(f"the reference runs this problem, correctly and slowly: {e}", stacklevel=4)
+        return BACKENDS["reference"].compile(key)
 
 
 VALUE_FILTER = ("act_func='dgeglu' on BF16 uses the contract's value filters, which are not the derivative of the clamped GeGLU. Pass "
@@ -177,9 +187,9 @@ def on_stream(stream, device: torch.device):
     if stream is None or device.type != "cuda": return nullcontext()
     return torch.cuda.stream(stream if isinstance(stream, torch.cuda.Stream) else torch.cuda.ExternalStream(int(stream), device))
 
-# %% ../nbs/api/30_api.ipynb #4ccc23d5
+# %% ../nbs/api/30_api.ipynb #ebc6e542
 def run_checked(problem: Problem, t: dict, run: Callable, validate: bool | None, stream):
-    "Aliasing, values, then the compiled function: outside autograd and autocast, since D and dprob are results and not a graph."
+    "Aliasing, values, then the compiled function."
     one_of("validate", validate, (None, True, False), "None reads values where that is free.")
     if problem.device.type == "meta":
         fail("the tensors' device", "meta", "a device with memory", "describe and check_support need none; a run does.")
@@ -188,7 +198,7 @@ def run_checked(problem: Problem, t: dict, run: Callable, validate: bool | None,
     check_values(problem, t, validate)
     if problem.family == "bf16" and problem.config.act_func == "dgeglu" and problem.config.geglu_filter is None:
         warnings.warn(VALUE_FILTER, stacklevel=4)
-    with torch.no_grad(), torch.autocast(problem.device.type, enabled=False), on_stream(stream, problem.device): run(problem, t)
+    with on_stream(stream, problem.device): run(problem, t)
 
 
 def experts_of(problem: Problem, t: dict, validate: bool | None) -> dict:
@@ -337,7 +347,7 @@ def grouped_gemm_dglu_wrapper_sm100(
 grouped_gemm_dglu_wrapper_sm100.cache_info = compiled.cache_info
 grouped_gemm_dglu_wrapper_sm100.cache_clear = compiled.cache_clear
 
-# %% ../nbs/api/30_api.ipynb #e80ba361
+# %% ../nbs/api/30_api.ipynb #a3480d98
 class GroupedGemm:
     "What the two classes share: samples to a problem, a compiled function, execution."
     op = ""
@@ -352,7 +362,7 @@ class GroupedGemm:
         needs_outputs(samples, sample=True)
         self._metas = metas_of(samples, True)  # the facts alone: the samples may be freed
         self._b = dict(b_shape=tuple(shape) if isinstance(shape, (list, torch.Size)) else shape, b_dtype=arguments["b_dtype"])
-        self.problem, self._run = None, None
+        self.problem, self._run, self._last = None, None, None
 
     def check_support(self) -> bool:
         "True, or an error that says what is not supported."
@@ -365,15 +375,30 @@ class GroupedGemm:
     def compile(self):
         "Prepare the function that `execute` runs."
         self.check_support()
-        self._run = compiled(self.problem.compile_key, self._backend)
+        self._run, self._last = compiled(self.problem.compile_key, self._backend), None
 
     def _execute(self, arguments: dict):
         if self._run is None: raise RuntimeError("execute was called before compile. Call .compile() once, then .execute(...).")
-        t = to_contract(tensors_of(arguments), self.op, self.problem.n)
+        given = tensors_of(arguments)
+        if self._last and fingerprint(given) == self._last[0]:
+            with on_stream(arguments["current_stream"], self.problem.device): return self._run(self._last[1], given)
+        t = to_contract(given, self.op, self.problem.n)
         needs_outputs(t)
         problem = describe(self._config, metas_of(t), d_dtype=self.problem.d_dtype, **self._b)
         if problem.compile_key != self.problem.compile_key: explain(problem, self.problem)
         run_checked(problem, t, self._run, self._validate, arguments["current_stream"])
+        if getattr(self._run, "reads_addresses_only", False) and not reads_values(problem, self._validate):
+            self._last = fingerprint(given), problem
+
+
+def reads_values(problem: Problem, validate: bool | None) -> bool:
+    "Whether a call looks at values, which may differ at the same address."
+    return validate is True or validate is None and problem.device.type == "cpu"
+
+
+def fingerprint(given: dict) -> tuple:
+    "Address, shape, strides and type of every tensor: a call that has these in common with a checked one is as good."
+    return tuple([t if t is None else (t.data_ptr(), t.shape, t.stride(), t.dtype) for t in given.values()])
 
 # %% ../nbs/api/30_api.ipynb #c8b074d9
 def needs_outputs(t: dict, sample: bool = False):

@@ -178,7 +178,7 @@ def used_strides(shape: tuple, stride: tuple) -> tuple:
     "Strides with 0 where the size is 1."
     return tuple(0 if n == 1 else s for n, s in zip(shape, stride))
 
-# %% ../nbs/spec/03_contract.ipynb #85756e05
+# %% ../nbs/spec/03_contract.ipynb #a514788c
 @dataclass(frozen=True)
 class Problem:
     "What a legal call computes; made by `describe` alone."
@@ -197,6 +197,7 @@ class Problem:
     outputs: frozenset  # of "d_row", "d_col", "dprob", "dbias", "amax", "sfd", "activation_out"
     has_prob: bool
     device: torch.device
+    activation_dtype: torch.dtype | None = None  # of activation_out, if it is wanted
 
     @property
     def is_fp4(self) -> bool: return self.ab_dtype in FP4
@@ -275,7 +276,7 @@ def check_matrix(b_shape: tuple, b_dtype: torch.dtype) -> tuple:  # N, K
         fail("b_dtype", b_dtype, "a torch.dtype in discrete mode", "Say what type the pointers point to.")
     return b_shape
 
-# %% ../nbs/spec/03_contract.ipynb #03b95577
+# %% ../nbs/spec/03_contract.ipynb #556c8aae
 @lru_cache(maxsize=4096)
 def describe(config: Config,
              tensors: tuple,  # of (key, Meta or None) pairs: a hashable dict
@@ -298,7 +299,8 @@ def describe(config: Config,
     problem = Problem(
         config, family_of(a.dtype, b_type), weights, m, n, k_stored * (2 if a.dtype in FP4 else 1), experts, a.dtype,
         metas["c"].dtype, d.dtype if d else d_dtype, metas["sfa"].dtype if "sfa" in metas else None, b_major,
-        outputs | given_outputs(metas), "prob" in metas, a.device)
+        outputs | given_outputs(metas), "prob" in metas, a.device,
+        metas["activation_out"].dtype if "activation_out" in metas else None)
     if b_k not in {k_stored, problem.k if weights == "discrete" else k_stored}:
         allowed = f"A's, {k_stored}" + (f" stored or {problem.k} elements" if problem.is_fp4 and weights == "discrete" else "")
         fail("K of B", b_k, allowed, "A is (M, K, 1) and B (N, K, L): they share K.")

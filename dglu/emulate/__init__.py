@@ -1,4 +1,4 @@
-"""A Blackwell machine in software: runs what CuTe DSL compiles for sm_100a on CPU tensors."""
+"""A Blackwell or Hopper machine in software: runs what CuTe DSL compiles for sm_100a or sm_90a on CPU tensors."""
 
 import lazy_loader
 

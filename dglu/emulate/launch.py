@@ -8,7 +8,7 @@ __all__ = ['ATTRIBUTES', 'P', 'I', 'L', 'RUNTIME_CALLS', 'CudaLike', 'storage', 
            'pack_params', 'start', 'callback', 'pointers', 'ptx_of', 'emulated_module', 'load_library', 'Machine',
            'setup', 'machine', 'patched', 'swap', 'tensor_init', 'keep_ptx', 'emulated_executor']
 
-# %% ../../nbs/machine/24_launch.ipynb #674f3e1c
+# %% ../../nbs/machine/24_launch.ipynb #d9dba4f4
 import contextlib
 import ctypes
 import gc
@@ -21,7 +21,8 @@ import numpy as np
 
 import dglu.emulate.bulk
 import dglu.emulate.handover
-import dglu.emulate.tensor  # noqa: F401 -- registers its instructions
+import dglu.emulate.tensor
+import dglu.emulate.warpgroup  # noqa: F401 -- registers its instructions
 from .cluster import Launch, load_kernel, unmodelled
 from .engine import Engine, run_kernel, tally
 from .numbers import Approx, u1

@@ -207,14 +207,14 @@ def emit_trap(g: Gen, ins):
     "`trap`, `brkpt`."
     g.emit(f"trap(w, {lanes(g)}, {here(g)})")
 
-# %% ../../nbs/machine/20b_rendezvous.ipynb #5c75a47c
+# %% ../../nbs/machine/20b_rendezvous.ipynb #5e08addb
 COLLECTIVE = {"shfl", "vote", "match", "redux", "elect", "bar", "barrier", "setmaxnreg", "ldmatrix", "stmatrix", "movmatrix"}
 
 
 def may_wait(ins) -> bool:
     "Does the instruction begin a block, because it may have to be tried again?"
     return (ins.op in COLLECTIVE or (ins.op == "mbarrier" and "try_wait" in ins.mods)
-            or (ins.op in ("tcgen05", "cp", "tensormap") and may_wait_async(ins)))
+            or (ins.op in ("tcgen05", "wgmma", "cp", "tensormap") and may_wait_async(ins)))
 
 
 def may_wait_async(ins) -> bool:

@@ -179,7 +179,7 @@ def tc_ld(w, addr, shape: str, num: int, split: int, pack: bool, numbers: list, 
         w.consume = consume
     return tmem.tmem_ld(w.cta.tmem, shape, num, a, w.index, split, pack)
 
-# %% ../../nbs/machine/23_tensormemory.ipynb #9419cde6
+# %% ../../nbs/machine/23_tensormemory.ipynb #17d4455d
 @runtime
 def arrived(w, reg: str, line: int):
     "A register of a load in flight is used: silicon waits for it; PTX, read strictly, promises nothing."
@@ -198,7 +198,7 @@ def land_loads(w):
 
 def consume(w, pc: int):
     "Does this block use a register of a load that an earlier block started?"
-    block = w.kernel.program.blocks[pc]
+    block = w.kernel.program.blocks[pc].build()
     hit = set().union(*(n for _, n in w.pending_loads)) & block.reads
     if hit:
         name = next(k for k, v in w.kernel.program.numbers.items() if v in hit)

@@ -239,7 +239,7 @@ def runtime(f):
     RUNTIME[f.__name__] = f
     return f
 
-# %% ../../nbs/machine/14_translate.ipynb #c46ceb8a
+# %% ../../nbs/machine/14_translate.ipynb #11fd193a
 RUNTIME.update(np=np, merge=merge,  old=old, where=np.where, f2=np.float16, f4=np.float32, f8=np.float64, p=np.bool_, full=np.full,
                **{f"{k}{n}": np.dtype(f"{k}{n}").type for k in "ui" for n in (1, 2, 4, 8)})
 
@@ -264,7 +264,7 @@ def emit_instr(g: Gen, ins: Instr):
 def effect_only(ins: Instr) -> bool:
     "Instructions without a result: when their guard is false in all lanes, they must not happen at all."
     return ins.op in ("bar", "barrier", "setmaxnreg", "cp", "tensormap", "fence", "st", "red", "stmatrix", "trap", "clusterlaunchcontrol") and not (
-        {"red", "query_cancel"} & set(ins.mods)) or (ins.op == "tcgen05" and "ld" not in ins.mods) or (
+        {"red", "query_cancel"} & set(ins.mods)) or (ins.op == "tcgen05" and "ld" not in ins.mods) or ins.op == "wgmma" or (
         ins.op == "mbarrier" and not {"try_wait", "test_wait"} & set(ins.mods) and ins.args[0].kind != "reg")
 
 
@@ -281,7 +281,7 @@ def lanes(g: Gen) -> str:
     "The mask that a memory or control instruction acts under: None for a full warp."
     return g.let(f"{g.mask} if m is None else {g.mask} & m") if g.mask else "m"
 
-# %% ../../nbs/machine/14_translate.ipynb #85939112
+# %% ../../nbs/machine/14_translate.ipynb #f3235c68
 @dataclass
 class Block:
     "A translated block: Python function, its text, and which instruction each line stands for."
@@ -290,9 +290,11 @@ class Block:
     run: object = None
     source: str = ""
     reads: set = field(default_factory=set)     # registers that it takes from earlier blocks
+    writes: set = field(default_factory=set)    # registers that it leaves to later blocks
+    build: object = None                        # translates it, if that hasn't been done, and returns it
     names: frozenset = frozenset()              # numbers of the registers that it names
     halts: bool = False                         # may it have to wait for more than the warp's own lanes?
-    late: bool = True                           # may it read what `tcgen05.ld` has not yet delivered?
+    late: bool = True                           # may it use a register of an operation in flight?
 
 
 def branch(g: Gen, ins: Instr, where: dict, here: int):
@@ -378,7 +380,7 @@ def local_registers(chain: list, often: Counter) -> frozenset:
     mine = Counter(x for b in chain for x in b.names)
     return frozenset(x for x, n in mine.items() if n == often[x])
 
-# %% ../../nbs/machine/14_translate.ipynb #ba32849f
+# %% ../../nbs/machine/14_translate.ipynb #64090648
 TIER = dict(after=12,       # runs of a block before it is written anew
             least=16,       # lines that are worth it
             most=2000,      # instructions of a chain
@@ -395,7 +397,7 @@ class Program:
     where: dict             # index of an instruction -> block
     symbols: object         # resolver of names
     often: Counter          # register -> blocks that name it; empty: keep all registers
-    loaded: frozenset       # registers that `tcgen05.ld` writes
+    loaded: frozenset       # registers of `tcgen05.ld` and `wgmma`, which may be in flight
     code: list = field(default_factory=list)    # what runs now, for each block; all warps share it
     lines: dict = field(default_factory=dict)   # code object -> instruction of each of its lines
 
@@ -408,7 +410,8 @@ def translate(fn: Function, waits, symbols, *, keep: bool = False) -> Program:
     where.setdefault(len(fn.code), len(starts))
     blocks = [Block(s, fn.code[s:e]) for s, e in zip(starts, starts[1:] + [len(fn.code)])]
     name_registers(blocks, numbers)
-    loaded = frozenset(numbers[x] for i in fn.code if i.op == "tcgen05" and "ld" in i.mods for x in named(i.args[0]) & numbers.keys())
+    flying = (i for i in fn.code if i.op == "wgmma" or (i.op == "tcgen05" and "ld" in i.mods))
+    loaded = frozenset(numbers[x] for i in flying for x in named(i.args) & numbers.keys())
     often = Counter() if keep else Counter(x for b in blocks for x in b.names)
     prog = Program(fn, blocks, dict(RUNTIME), numbers, where, symbols, often, loaded)
     prog.code = [lazy(prog, b, i) for i, b in enumerate(blocks)]
@@ -416,7 +419,7 @@ def translate(fn: Function, waits, symbols, *, keep: bool = False) -> Program:
         b.run = f
     return prog
 
-# %% ../../nbs/machine/14_translate.ipynb #0131a145
+# %% ../../nbs/machine/14_translate.ipynb #5816ea32
 def install(prog: Program, first: int, out: list, lines: list):
     "Compile lines of Python and make them the block's function."
     b = prog.blocks[first]
@@ -432,23 +435,28 @@ def text_of(prog: Program, first: int, chain: list) -> Gen:
 
 
 def lazy(prog: Program, b: Block, here: int):
-    "Compile a block when it is first reached."
-    def first(w, r, m):
+    "Compile a block when it is first reached, or when someone asks what it reads and writes."
+    def build():
+        if b.source:
+            return b
         g = text_of(prog, here, [b])
-        b.reads, b.halts = g.reads, any("return -2" in x and "meet(" not in x for x in g.out)
-        b.late = bool(b.reads & prog.loaded)
+        b.reads, b.writes, b.halts = g.reads, {g.numbers[x] for x in g.dirty}, any("return -2" in x and "meet(" not in x for x in g.out)
+        b.late = bool((b.reads | b.writes) & prog.loaded)
         install(prog, here, g.out, g.lines)
         if TIER["regroup"] and "q" not in {CODE[prog.fn.regs[x]] for i in b.code for x in named(i.args) & prog.fn.regs.keys()}:
             prog.code[here] = counted(prog, here)
-        return b.run(w, r, m)
-    return first
+        return b
+    b.build = build
+    return lambda w, r, m: build().run(w, r, m)
 
-# %% ../../nbs/machine/14_translate.ipynb #02aa418b
+# %% ../../nbs/machine/14_translate.ipynb #47223451
 def chain_from(prog: Program, first: int) -> list:
     "The block and those that follow it, as long as they have run, are entered from above only and wait for nothing but lanes of the warp."
     chain, labels = [prog.blocks[first]], set(prog.fn.labels.values())
     for b in prog.blocks[first + 1:]:
         ended = chain[-1].code and chain[-1].code[-1].op in ENDS
+        if any(i.op == "wgmma" for x in (chain[-1], b) for i in x.code):        # it finds its registers in the list, not in names
+            break
         if ended or not b.source or b.halts or b.start in labels or sum(len(x.code) for x in chain) > TIER["most"]:
             break
         chain.append(b)

@@ -48,11 +48,13 @@ def d_fragment(n: int, d_type: str) -> tuple[np.ndarray, np.ndarray]:
     def flat(x): return x.reshape(-1, 1, 128)
     return flat(row), flat(col)
 
-# %% ../../nbs/machine/13d_wgmma.ipynb #5ae3ffba
+# %% ../../nbs/machine/13d_wgmma.ipynb #8ff74cd7
 def wgmma_read(smem: np.ndarray,        # uint8
                a: int | np.ndarray,     # 64-bit descriptor, or registers uint32 (4, 128)
                b: int, n: int, a_type: str, b_type: str, *, a_major: str = "K", b_major: str = "K",
-               negate_a: bool = False, negate_b: bool = False) -> np.ndarray:  # float64 (64, n)
+               negate_a: bool = False, negate_b: bool = False,
+               warp: int | None = None,  # of the warpgroup: its 16 rows only, and A's registers are (4, 32)
+               ) -> np.ndarray:          # float64 (64, n) or (16, n)
     "The read half of wgmma.mma_async: the product."
     need(a_type in WGMMA_K and b_type in WGMMA_K, "wgmma: types of A, B", (a_type, b_type),
          f"must be among {sorted(WGMMA_K)}")
@@ -61,29 +63,32 @@ def wgmma_read(smem: np.ndarray,        # uint8
     need(bits == 16 or (a_major, b_major) == ("K", "K"), "wgmma: transpose", (a_major, b_major), "is for 16-bit types")
     if isinstance(a, np.ndarray):
         row, col = fragment(k, 32 // bits)
-        x = np.empty((64, k), f"u{bits // 8}")
-        x[row, col] = np.ascontiguousarray(a).view(x.dtype).reshape(len(a), 128, -1).transpose(0, 2, 1)
+        threads = a.shape[1]
+        x = np.empty((threads // 2, k), f"u{bits // 8}")
+        x[row[..., :threads], col[..., :threads]] = np.ascontiguousarray(a).view(x.dtype).reshape(len(a), threads, -1).transpose(0, 2, 1)
         x = x.view(np.uint8)
     else:
         x = operand_bytes(smem, decode_wgmma_desc(a), a_major, 64, k, bits)
+        x = x if warp is None else x[16 * warp:16 * warp + 16]
     y = operand_bytes(smem, decode_wgmma_desc(b), b_major, n, k, bits)
     x, y = (to_float(v, t, "f16").astype(np.float64) for v, t in ((x, a_type), (y, b_type)))
     with np.errstate(all="ignore"):
         return x @ y.T * (-1.0 if negate_a != negate_b else 1.0)
 
 
-def wgmma_write(regs: np.ndarray,     # uint32 (registers, 128), the old accumulator
-                product: np.ndarray,  # (64, n), from wgmma_read
+def wgmma_write(regs: np.ndarray,     # uint32 (registers, 128), the old accumulator; (registers, 32) of one warp
+                product: np.ndarray,  # (64, n) or (16, n), from wgmma_read
                 d_type: str,          # f32, f16, s32
-                accumulate: bool = True, saturate: bool = False) -> np.ndarray:  # uint32 (registers, 128)
+                accumulate: bool = True, saturate: bool = False) -> np.ndarray:  # uint32 like regs
     "The write half of wgmma.mma_async: the new accumulator."
     need(d_type in ("f32", "f16", "s32"), "wgmma: type of D", d_type, "must be f32, f16 or s32")
     row, col = d_fragment(product.shape[1], d_type)
     need(len(regs) == len(row), "wgmma: registers of D", len(regs), f"must be {len(row)} for N = {product.shape[1]}")
-    p = product[row, col]  # (registers, per, 128)
+    threads = regs.shape[1]
+    p = product[row[..., :threads], col[..., :threads]]  # (registers, per, threads)
     with np.errstate(all="ignore"):
         if d_type == "f16":
-            old = np.ascontiguousarray(regs).view(np.float16).reshape(len(regs), 128, 2).transpose(0, 2, 1)
+            old = np.ascontiguousarray(regs).view(np.float16).reshape(len(regs), threads, 2).transpose(0, 2, 1)
             new = (p + old.astype(np.float64) if accumulate else p).astype(np.float16)
             return np.ascontiguousarray(new.transpose(0, 2, 1)).view(np.uint32)[..., 0]
         p = p[:, 0]

@@ -1,0 +1,67 @@
+"""The machine code of what ships: no spill, and no more issue slots an element than the kernels' page says."""
+import pytest
+
+pytest.importorskip("cutlass")
+from cutlass import BFloat16, Float16, Float32
+
+from dglu.kernels.epilogue import GeGLU
+from dglu.kernels.machine_code import Sass, cost, disassemble, inner_loop, nvdisasm
+from dglu.kernels.mainloop_sm100 import SMEM_BYTES, Plan
+from dglu.kernels.steps import Outputs
+
+needs_nvdisasm = pytest.mark.skipif(nvdisasm() is None, reason="nvdisasm is neither on the PATH nor installed: pip install nvidia-cuda-nvdisasm")
+FULL = dict(out=BFloat16, dbias=True)     # the most registers
+BARE = Plan((128, 256), (1, 1))
+
+# name: plan, outputs, slots an element of R that are allowed
+SHIPPED = {
+    "swiglu": (Plan(), Outputs(dbias=True), 17.5),
+    "swiglu, no dbias": (Plan(), Outputs(), 15),
+    "swiglu, everything": (Plan(discrete=True, dynamic=True, b_major="n"), Outputs(deterministic=True, **FULL), 20.5),
+    "swiglu, one CTA, f16": (BARE, Outputs(c=Float16, d=Float16, dbias=True), 18),
+    "swiglu, f32": (Plan(), Outputs(c=Float32, d=Float32, out=Float32, dbias=True, d_stages=1), 20),
+    "geglu, mask": (Plan(), Outputs(GeGLU(), dbias=True), 25),
+    "geglu, value, everything": (Plan(), Outputs(GeGLU(filter="value"), **FULL), 28),
+    "geglu, uneven bounds, f32": (BARE, Outputs(GeGLU(clamp_min=-1.5), c=Float32, d=Float32, dbias=True, d_stages=1), 26),
+}
+
+
+@needs_nvdisasm
+@pytest.mark.parametrize("name", SHIPPED)
+def test_no_spills(name):
+    plan, outputs, most = SHIPPED[name]
+    c = cost(plan, outputs)
+    print(f"{name}: {c.registers} registers, {c.slots:.2f} slots, {c.mufu} MUFU, {c.ptx:.1f} PTX instructions an element")
+    assert c.spills == 0 and c.frame == 0, f"{name}: {c.spills} spill instructions, {c.frame} bytes of stack"
+    assert c.registers <= 255 and c.shared <= SMEM_BYTES and c.stages >= 2
+    assert c.slots <= most and c.mufu == 1.5
+    assert abs(sum(c.parts.values()) - c.slots) < 1e-9
+
+
+def test_without_nvdisasm(monkeypatch):
+    monkeypatch.setattr("dglu.kernels.machine_code.nvdisasm", lambda: None)
+    with pytest.raises(FileNotFoundError, match="nvdisasm: .*not installed.*pip install"):
+        disassemble(b"")
+
+
+SPILLING = """\t.section\t.text.k,"ax",@progbits
+.text.k:
+        /*0000*/                   LDC R1, c[0x0][0x37c] ;
+.L_x_0:
+        /*0010*/              @!P0 LDTM.x32 R4, tmem[UR4] ;
+        /*0020*/                   STL [R1+0x4], R5 ;
+.L_x_1:
+        /*0030*/                   FMUL2 R2, R2.F32x2.HI_LO, R4.F32x2.HI_LO ;
+        /*0040*/               @P1 BRA `(.L_x_1) ;
+        /*0050*/               @P0 BRA `(.L_x_0) ;
+        /*0060*/                   EXIT ;
+"""
+
+
+def test_reader():
+    "A loop without a load from tensor memory is not the step's; a spill is seen."
+    from dglu.kernels.machine_code import instructions, step_loop
+    code, labels = instructions(SPILLING)
+    assert [x.name for x in step_loop(code, labels)] == ["LDTM", "STL", "FMUL2", "BRA", "BRA"]
+    assert code[1] == Sass("LDTM", ".x32", "R4, tmem[UR4] ") and labels == {".L_x_0": 1, ".L_x_1": 3}
+    assert inner_loop([5], [(9, 1), (7, 4), (8, 6), (3, 2)]) == (4, 7)

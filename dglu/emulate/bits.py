@@ -262,16 +262,16 @@ def emit_slct(g: Gen, ins):
     m.done()
     put(g, ins.args[0], f"where({get(g, ins.args[3], CODE[s])} >= 0, {get(g, ins.args[1], CODE[t])}, {get(g, ins.args[2], CODE[t])})", CODE[t])
 
-# %% ../../nbs/machine/15b_bits.ipynb #e1aa186c
+# %% ../../nbs/machine/15b_bits.ipynb #2fccf76b
 @runtime
 def pack(*parts):
     "Lanes of small registers side by side."
-    n = len(parts)
-    out = np.empty((LANES, n), parts[0].dtype)
+    n, shape = len(parts), max((p.shape for p in parts), key=len)      # grouped instructions: a row each
+    out = np.empty((*shape, n), parts[0].dtype)
     for i, p in enumerate(parts):
-        out[:, i] = p
+        out[..., i] = p
     size = n * parts[0].dtype.itemsize
-    return out.view(u8) if size == 16 else out.view(f"u{size}").ravel()
+    return out.view(u8) if size == 16 else out.view(f"u{size}").reshape(shape)
 
 
 @runtime

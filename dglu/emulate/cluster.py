@@ -6,7 +6,7 @@
 __all__ = ['SMEM_LIMIT', 'Launch', 'check_limits', 'Cta', 'Cluster', 'place_all', 'global_array', 'layout_of', 'Kernel',
            'load_kernel', 'unmodelled', 'refused']
 
-# %% ../../nbs/machine/21_cluster.ipynb #8805fd53
+# %% ../../nbs/machine/21_cluster.ipynb #46521606
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +16,7 @@ import dglu.emulate.barriers  # noqa: F401
 import dglu.emulate.bits  # noqa: F401
 import dglu.emulate.convert  # noqa: F401
 import dglu.emulate.floats  # noqa: F401
+import dglu.emulate.many  # noqa: F401 -- groups instructions of busy blocks
 import dglu.emulate.matrix  # noqa: F401
 from .addresses import make_symbols, param_offsets
 from .memory import Knowledge, Shared
@@ -93,7 +94,7 @@ class Cta:
         if all(x.done for x in self.warps):
             self.machine.leave(self)
 
-# %% ../../nbs/machine/21_cluster.ipynb #8f5db513
+# %% ../../nbs/machine/21_cluster.ipynb #cc3d0e0c
 class Cluster:
     "CTAs that share a barrier and see each other's shared memory."
 
@@ -106,7 +107,7 @@ class Cluster:
         self.ctas = [Cta(machine, launch, self, tuple(i * c + p for i, c, p in zip(index, launch.cluster, pl)), r, pl) for r, pl in enumerate(places)]
 
     def alive(self) -> int:
-        return sum(int(np.count_nonzero(w.live)) for c in self.ctas for w in c.warps if not w.done)
+        return sum(w.lanes for c in self.ctas for w in c.warps if not w.done)
 
     def settle(self):
         "All living threads have arrived: open the barrier."

@@ -60,11 +60,11 @@ class Engine:
             check(self, cta)
         self.live.remove(cta)
 
-# %% ../../nbs/machine/21c_engine.ipynb #2c4a5be5
+# %% ../../nbs/machine/21c_engine.ipynb #95bb1f75
 def start_cluster(e: Engine, launch: Launch, kernel: Kernel, index: tuple):
     "Make a cluster resident."
     c = Cluster(e, launch, index)
-    code = [b.run for b in kernel.program.blocks]
+    code = kernel.program.code                       # shared, so that all warps get a block that is written anew
     start = Knowledge(e.origin, e.origin)
     for cta in c.ctas:
         n = -(-launch.threads // LANES)
@@ -124,7 +124,7 @@ def who_waits(e: Engine) -> str:
                 out.append(f"  CTA {c.name} warp {w.index} ({s.count} lanes) at {at}: " + (f"waits for {s.blocked}" if s.blocked else "could run"))
     return "no warp can go on:\n" + "\n".join(out[:64])
 
-# %% ../../nbs/machine/21c_engine.ipynb #c24e7f99
+# %% ../../nbs/machine/21c_engine.ipynb #57ed24dd
 def guarded(w, quantum: int) -> str:
     "Run a warp; turn errors of the generated code into faults with a PTX line."
     try:
@@ -145,8 +145,9 @@ def instruction_of(w, x: Exception):
     while tb is not None:
         f = tb.tb_frame.f_code
         if f.co_filename.startswith("<") and f.co_name.startswith("block"):
-            lines = w.kernel.program.blocks[int(f.co_name[5:])].lines
+            lines = w.kernel.program.lines[f]
             found = lines[min(tb.tb_lineno - 1, len(lines) - 1)]
+            found = found[getattr(x, "member", 0)] if isinstance(found, list) else found
         tb = tb.tb_next
     return found
 

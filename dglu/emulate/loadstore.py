@@ -36,7 +36,7 @@ def global_race(w, a, rel, total: int, ins, write: bool):
     (sh.wrote if write else sh.read)[idx] = w.seg
     w.machine.trace.note(w.seg, ins)
 
-# %% ../../nbs/machine/19c_loadstore.ipynb #6ad5fe0a
+# %% ../../nbs/machine/19c_loadstore.ipynb #be74a402
 @runtime
 def ld_global(w, addr, k: int, n: int, m, how: str, ins):
     "k words of n bytes from each lane's address: a tuple of k arrays."
@@ -56,12 +56,12 @@ def ld_global(w, addr, k: int, n: int, m, how: str, ins):
 
 
 def columns(got, k: int, m):
-    "(lanes, k) values to k arrays of 32 lanes."
+    "(lanes, k) values to k rows of 32 lanes."
     if m is not None:
         whole = np.zeros((LANES,) + got.shape[1:], got.dtype)
         whole[m] = got
         got = whole
-    return (got,) if k == 1 else tuple(np.ascontiguousarray(got.T))
+    return got[None] if k == 1 else np.ascontiguousarray(got.T)
 
 # %% ../../nbs/machine/19c_loadstore.ipynb #c16e2d2c
 def spread(w, addr, k, n, m, how, ins):

@@ -14,14 +14,14 @@ from .numbers import u1, u2, u4
 from .translate import LANES, Gen, Mods, Unmodelled, emits, get, lanes, put, runtime
 from .warp import LANE, sync
 
-# %% ../../nbs/machine/19e_matrix.ipynb #b44770b5
+# %% ../../nbs/machine/19e_matrix.ipynb #78524798
 @runtime
 def ldmatrix(w, addr, k: int, trans: bool, m, ins):
     "k registers: tile i's fragment of each thread."
     rows = np.stack([x.reshape(-1) for x in ld_shared(w, addr, 4, 4, LANE < 8 * k, "weak", ins)], 1)[:8 * k]
     tiles = np.ascontiguousarray(rows).view(u2).reshape(k, 8, 8)
     tiles = tiles.transpose(0, 2, 1) if trans else tiles
-    return tuple(np.ascontiguousarray(t).view(u4).ravel() for t in tiles)
+    return np.ascontiguousarray(tiles).reshape(k, 64).view(u4)
 
 
 @runtime

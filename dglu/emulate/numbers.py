@@ -149,18 +149,21 @@ def odd_sum(p: np.ndarray, c: np.ndarray) -> np.ndarray:
     step = np.where((err > 0) == (s > 0), u8(1), u8(0xFFFFFFFFFFFFFFFF))
     return np.where(move, bits + step, bits).view(f8)
 
-# %% ../../nbs/machine/11_numbers.ipynb #ad3d303a
+# %% ../../nbs/machine/11_numbers.ipynb #b14bfb87
 TIE, LOW = u8(1 << 28), u8((1 << 29) - 1)
 
 
 def fma_f32(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: str = "rn") -> np.ndarray:
-    "a*b + c, rounded once to float32; the slow path is taken where the float64 sum ties or the result is subnormal."
+    "a*b + c, rounded once to float32; the slow path is taken for the lanes where the float64 sum ties or the result is subnormal."
     p = np.multiply(a, b, dtype=f8)
     s = p + c
     if mode == "rn":
         r = s.astype(f4)
-        if not (np.count_nonzero((s.view(u8) & LOW) == TIE) or np.count_nonzero(np.abs(r) < f4(1.1754944e-38))):
-            return r
+        bad = ((s.view(u8) & LOW) == TIE) | ((np.abs(r) < f4(1.1754944e-38)) & (s != 0))
+        if np.count_nonzero(bad):
+            p, c = np.broadcast_to(p, s.shape), np.broadcast_to(c, s.shape)
+            r[bad] = to_f32(odd_sum(p[bad], c[bad].astype(f8)))
+        return r
     return to_f32(odd_sum(p, c.astype(f8)), mode)
 
 # %% ../../nbs/machine/11_numbers.ipynb #111bf44e
@@ -200,13 +203,14 @@ def perturb(y: np.ndarray,  # float64, the exact result
     sign = 1.0 - 2.0 * ((b >> u8(31) ^ b >> u8(37) ^ b >> u8(43)) & u8(1)).astype(f8)
     return y + sign * BOUND[name] if name in ABSOLUTE else y * (1 + sign * BOUND[name])
 
-# %% ../../nbs/machine/11_numbers.ipynb #b225d484
+# %% ../../nbs/machine/11_numbers.ipynb #a10140a7
 TINY = f4(1.1754944e-38)
 
 
 def ftz(x: np.ndarray) -> np.ndarray:
     "Flush float32 subnormals to zero of the same sign."
-    return np.where(np.abs(x) < TINY, np.copysign(f4(0), x), x)
+    small = np.abs(x) < TINY
+    return np.where(small, np.copysign(f4(0), x), x) if np.count_nonzero(small) else x
 
 
 def approx(name: str, x: np.ndarray, flush: bool = True) -> np.ndarray:

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['DESC_SWIZZLE', 'K_OF', 'F8F6F4', 'AB_TYPES', 'D_TYPES', 'SmemDesc', 'decode_smem_desc', 'InstrDesc',
-           'decode_instr_desc', 'piece_index', 'operand_pieces', 'operand_bytes', 'storage_bits', 'to_float']
+           'decode_instr_desc', 'piece_index', 'operand_pieces', 'pieces_and_last', 'operand_bytes', 'storage_bits',
+           'to_float']
 
 # %% ../../nbs/machine/13_operands.ipynb #c748b617
 from dataclasses import dataclass
@@ -122,7 +123,7 @@ def decode_instr_desc(desc: int,  # 32 bits
                      dt, *major, bool(bit(13)), bool(bit(14)), kind == "i8" and bool(bit(3)), scale,
                      bit(29, 2) if mx else 0, bit(4, 2) if mx else 0)
 
-# %% ../../nbs/machine/13_operands.ipynb #0cb2d475
+# %% ../../nbs/machine/13_operands.ipynb #8b2c3a06
 @lru_cache(1 << 10)
 def piece_index(lbo: int, sbo: int, swz: str, major: str, rows: int, k: int, bits: int, phase: int) -> np.ndarray:
     "Numbers of 16-byte pieces from (start − phase): (rows, k pieces) if K-major, (row pieces, k) if MN-major."
@@ -146,14 +147,21 @@ def operand_pieces(desc: SmemDesc, major: str, rows: int, k: int, bits: int) -> 
     return piece_index(desc.lbo, desc.sbo, desc.swizzle, major, rows, k, bits, phase) + (desc.start - phase >> 4)
 
 
+@lru_cache(1 << 10)
+def pieces_and_last(desc: SmemDesc, major: str, rows: int, k: int, bits: int) -> tuple[np.ndarray, int]:
+    "`operand_pieces` and the highest of them, remembered."
+    at = operand_pieces(desc, major, rows, k, bits)
+    return at, int(at.max())
+
+
 def operand_bytes(smem: np.ndarray,  # uint8, from address 0 of the CTA
                   desc: SmemDesc, major: str, rows: int, k: int, bits: int,  # bits an element takes in shared memory
                   ) -> np.ndarray:   # uint8 (rows, k · bits / 8), K-major whatever the source was
     "Gathers an operand from shared memory."
     piece = 128 // bits
     need(major == "K" or rows % piece == 0, "rows of an MN-major operand", rows, f"must be a multiple of {piece}")
-    at = operand_pieces(desc, major, rows, k, bits)
-    need(int(at.max()) < len(smem) // 16, "matrix descriptor: last shared address", hex(int(at.max()) * 16 + 15),
+    at, last = pieces_and_last(desc, major, rows, k, bits)
+    need(last < len(smem) // 16, "matrix descriptor: last shared address", hex(last * 16 + 15),
          f"shared memory has {len(smem)} bytes")
     x = smem[:len(smem) // 16 * 16].view("c16")[at]
     if major == "K":

@@ -339,13 +339,13 @@ def parse(text: str,  # PTX
             mod.variables.append(parse_var(stmt))
     return mod
 
-# %% ../../nbs/machine/10_ptx.ipynb #695fb486
+# %% ../../nbs/machine/10_ptx.ipynb #d70af266
 ENDS = {"bra", "brx", "ret", "exit", "trap"}
 
 
 def block_starts(fn: Function,
                  waits,          # Instr -> bool: may this instruction have to wait (or be retried)?
-                 limit: int = 200,  # longest block, in instructions
+                 limit: int = 600,  # longest block, in instructions
                  ) -> list[int]:    # indices into fn.code
     "Leaders: entry, labels, what follows a branch, waiting instructions and what follows them."
     starts = {0} | set(fn.labels.values())

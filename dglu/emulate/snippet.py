@@ -11,7 +11,7 @@ import numpy as np
 from .ptx import parse
 from .translate import LANES, Program, translate
 
-# %% ../../nbs/machine/14b_snippet.ipynb #2b6ca08c
+# %% ../../nbs/machine/14b_snippet.ipynb #3a249ac5
 BITS_OF = {1: "b8", 2: "b16", 4: "b32", 8: "b64"}
 
 
@@ -22,11 +22,11 @@ def program(code: str,              # PTX instructions
             ) -> Program:
     "Translate lines of PTX that use registers %name."
     decl = "".join(f".reg .{'pred' if t.kind == 'b' else BITS_OF[t.itemsize]} %{k};" for k, t in dtypes.items())
-    prog = translate(parse(".visible .entry k()\n{\n" + decl + code + "\nret;\n}").functions["k"], waits, symbols)
+    prog = translate(parse(".visible .entry k()\n{\n" + decl + code + "\nret;\n}").functions["k"], waits, symbols, keep=True)
     prog.namespace["retire"] = lambda w, m, gone, nxt: -1
     return prog
 
-# %% ../../nbs/machine/14b_snippet.ipynb #5a7c0099
+# %% ../../nbs/machine/14b_snippet.ipynb #621a722e
 class Bare:
     "A warp with nothing but a program and a carry flag: enough for instructions that touch registers only."
 
@@ -36,9 +36,9 @@ class Bare:
 
 def execute(prog: Program, w, r: list, m) -> int:
     "Run blocks until the program ends (-1) or has to wait (-2)."
-    pc, w.code = 0, [b.run for b in prog.blocks]
+    pc = 0
     while pc >= 0:
-        pc = prog.blocks[pc].run(w, r, m)
+        pc = prog.code[pc](w, r, m)
     return pc
 
 

@@ -131,31 +131,31 @@ def tc_commit(w, bar, mask, m, ins):
                 x.arrive(1, lambda: say(w, ins))
         issue(w.machine, Async(lambda: say(w, ins), lambda: None, writer), tc_queue(w))
 
-# %% ../../nbs/machine/23b_tensor.ipynb #19b2c148
+# %% ../../nbs/machine/23b_tensor.ipynb #e6ab7b02
 _WORDS: dict = {}
 
 
 def operand_words(pieces: np.ndarray):
     "The 4-byte words of 16-byte pieces: a slice if they are contiguous."
-    lo, hi = int(pieces.min()), int(pieces.max()) + 16
-    if hi - lo == 16 * len(pieces):
-        return slice(lo >> 2, hi >> 2)
     key = id(pieces)
     if key not in _WORDS or _WORDS[key][0] is not pieces:
         if len(_WORDS) > 4096:
             _WORDS.clear()
-        _WORDS[key] = (pieces, np.unique(((pieces[:, None] >> 2) + np.arange(4)).ravel()))
+        lo, hi = int(pieces.min()), int(pieces.max()) + 16
+        words = slice(lo >> 2, hi >> 2) if hi - lo == 16 * len(pieces) else np.unique(((pieces[:, None] >> 2) + np.arange(4)).ravel())
+        _WORDS[key] = (pieces, words)
     return _WORDS[key][1]
 
-# %% ../../nbs/machine/23b_tensor.ipynb #4804d6d5
+# %% ../../nbs/machine/23b_tensor.ipynb #c7266b19
 def check_operands(t: Ticket, plan, c, drows):
     "What a product reads in one CTA: pieces of shared memory; A and the scale factors in tensor memory."
     for pieces in (plan.a_smem, plan.b_smem):
         if pieces is not None:
-            if int(pieces.max()) + 16 > c.smem.size:
+            words = operand_words(pieces)
+            if (words.stop - 1 if isinstance(words, slice) else int(words[-1])) * 4 + 4 > c.smem.size:
                 raise Fault("out of bounds", f"{t.what()}: operand bytes up to {int(pieces.max()) + 16:#x} lie outside the shared memory "
                                              f"of CTA {c.name} ({c.smem.size:#x}).")
-            read_smem(t, c, operand_words(pieces))
+            read_smem(t, c, words)
     for cols, rows in ((plan.a_cols, drows), (plan.sfa_cols, slice(0, ROWS)), (plan.sfb_cols, slice(0, ROWS))):
         if cols is not None:
             touch_tmem(t, c, rows, columns_of(cols, rows), False)

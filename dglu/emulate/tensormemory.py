@@ -157,7 +157,7 @@ def touch_tmem(t: Ticket, cta, rows, cols, write: bool, read: bool = True):
     elif read:
         seen[rows, cols] = t.seg
 
-# %% ../../nbs/machine/23_tensormemory.ipynb #8516e26d
+# %% ../../nbs/machine/23_tensormemory.ipynb #b23d9854
 def place(w, t: Ticket, shape: str, num: int, addr: int, split: int, pack: bool):
     "Lanes and columns of a load or store, which must be the warp's own and allocated."
     tensor_memory(w.cta)
@@ -171,13 +171,13 @@ def place(w, t: Ticket, shape: str, num: int, addr: int, split: int, pack: bool)
 
 @runtime
 def tc_ld(w, addr, shape: str, num: int, split: int, pack: bool, numbers: list, m, ins):
-    "`tcgen05.ld`: the registers, a tuple of arrays."
+    "`tcgen05.ld`: the registers, a row each."
     t, a = Ticket(w, ins), int(addr[0])
     touch_tmem(t, w.cta, *place(w, t, shape, num, a, split, pack), False)
     if w.machine.races or w.machine.strict:
         w.pending_loads.append((t, set(numbers)))
         w.consume = consume
-    return tuple(tmem.tmem_ld(w.cta.tmem, shape, num, a, w.index, split, pack))
+    return tmem.tmem_ld(w.cta.tmem, shape, num, a, w.index, split, pack)
 
 # %% ../../nbs/machine/23_tensormemory.ipynb #17d4455d
 @runtime

@@ -17,7 +17,7 @@ from .memory import Knowledge
 from .numbers import f4, i8, u4
 from .translate import CODE, LANES, Gen, Mods, emits, get, lanes, put, runtime
 
-# %% ../../nbs/machine/18_warp.ipynb #39442211
+# %% ../../nbs/machine/18_warp.ipynb #fea1a243
 BLOCKED, MOVED, DONE = -2, -1, -3        # what a block may return instead of the next block's number
 LANE = np.arange(LANES)
 
@@ -37,7 +37,7 @@ class Warp:
         self.cta, self.index, self.code, self.r = cta, index, code, [None] * regs
         self.machine = cta.machine if cta else None
         n = max(0, min(LANES, threads - LANES * index))
-        self.live = LANE < n
+        self.live, self.lanes = LANE < n, n                # which lanes have not exited, and how many
         self.now = Split(0, None if n == LANES else self.live.copy(), n)
         self.others: list[Split] = []
         self.hits = [0] * len(code)
@@ -108,7 +108,7 @@ def full(mask):
     "A mask as an array."
     return np.ones(LANES, bool) if mask is None else mask
 
-# %% ../../nbs/machine/18_warp.ipynb #7d11efdc
+# %% ../../nbs/machine/18_warp.ipynb #43ceafa9
 @runtime
 def retire(w, m, gone, nxt: int) -> int:
     "`exit` of the lanes in `gone` (all active ones if None)."
@@ -117,6 +117,7 @@ def retire(w, m, gone, nxt: int) -> int:
     if n == 0:
         return nxt
     w.live = w.live & ~gone
+    w.lanes = int(np.count_nonzero(w.live))
     for s in w.others:
         s.blocked = None
     if n < w.now.count:

@@ -11,7 +11,7 @@ __all__ = ['SM100', 'SM90', 'EMULATE', 'BACKENDS', 'CONTRACT_RANK', 'TRAILING', 
            'GroupedGemm', 'reads_values', 'fingerprint', 'needs_outputs', 'explain', 'GroupedGemmDgluSm100',
            'grouped_gemm_dsrelu_wrapper_sm100', 'GroupedGemmDsreluSm100']
 
-# %% ../nbs/api/30_api.ipynb #9640b7bd
+# %% ../nbs/api/30_api.ipynb #ff01b3af
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .contract import (FP8, HALF, Config, Problem, argument_name, check_aliasing, check_choices, check_values, describe, fail,
+from .contract import (FP8, HALF, Config, NoKernel, Problem, argument_name, check_aliasing, check_choices, check_values, describe, fail,
                            meta_of, one_of, required, specs)
 from .quant import sf_physical, sf_view
 
@@ -165,14 +165,14 @@ def user_form(key: str, t: Tensor | None, given: dict) -> Tensor | None:
         return physical if tuple(sfa.shape[3:]) == (32, 4, 4) else t
     return t.squeeze(-1) if given["a"].dim() == 2 and t.dim() > 1 and t.shape[-1] == 1 else t
 
-# %% ../nbs/api/30_api.ipynb #17b6584f
+# %% ../nbs/api/30_api.ipynb #565be9d2
 @lru_cache(maxsize=512)
 def compiled(key: Problem,  # a Problem's compile_key
              backend: str) -> Callable:
     "The function that runs a problem on a backend; compiled once for each key."
     chosen = pick_backend(backend, key.device)
     try: return chosen.compile(key)
-    except NotImplementedError as e:
+    except NoKernel as e:
         if backend != "auto": raise
         warnings.warn(f"the reference runs this problem, correctly and slowly: {e}", stacklevel=4)
         return BACKENDS["reference"].compile(key)

@@ -12,7 +12,7 @@ __all__ = ['ROUNDINGS', 'COUNTS', 'SPARE', 'GEGLU', 'TILES', 'CLUSTERS', 'E8', '
            'halves', 'prob_in_dprob', 'stored_dprob', 'exclusive', 'large_scales', 'hidden_nan', 'past_the_end',
            'byte_too_many', 'Fault', 'end_of_k', 'shows']
 
-# %% ../nbs/api/33_check.ipynb #252b1542
+# %% ../nbs/api/33_check.ipynb #b2a09c3f
 import inspect
 import random
 import time
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from . import api, reference
-from .contract import FP4, FP8, HALF, OUTPUTS, WIDE, Config, Problem, argument_name
+from .contract import FP4, FP8, HALF, OUTPUTS, WIDE, Config, NoKernel, Problem, argument_name
 from .layout import convert_gate_up
 from .truth import GUARD, Case, Truth, make_tensors, memory, numbers, oracle, physical, power, raw, scale_bytes
 
@@ -157,7 +157,7 @@ def execute(case: Case, t: dict, backend: str | Callable) -> float:  # seconds o
     if t["a"].is_cuda: torch.cuda.synchronize()
     return time.perf_counter() - start
 
-# %% ../nbs/api/33_check.ipynb #319f92f4
+# %% ../nbs/api/33_check.ipynb #65bd8872
 @dataclass(frozen=True)
 class Result:
     "How a backend did on a case."
@@ -166,6 +166,7 @@ class Result:
     errors: dict = field(default_factory=dict)  # name: (error, tolerance); the tolerance of a count is 0
     seconds: float = 0.0  # of the run alone
     message: str = ""  # what failed, in words; empty if nothing did
+    supported: bool = True  # False: the backend has no kernel for it
 
 
 def home(backend: str | Callable) -> str:
@@ -182,6 +183,7 @@ def run_case(case: Case,
     t = make_tensors(case, seed, device or home(backend))
     truth, kept = oracle(case, t), [(what, x, x.clone()) for what, x in untouchable(case, t)]
     try: seconds = execute(case, t, backend)
+    except NoKernel as e: return Result(case, False, message=str(e), supported=False)
     except Exception as e: return Result(case, False, message=f"{type(e).__name__}: {e}")
     errors = judge(case, t, truth)
     for what, x, before in kept: errors[what] = (errors.get(what, (0, 0))[0] + int((x != before).sum()), 0)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['app', 'PACKAGES', 'console', 'stop', 'table_of', 'program', 'main', 'usable', 'versions', 'devices', 'backend_rows',
-           'info', 'not_yet', 'case_line', 'chosen', 'check', 'combinations', 'compile_kernels', 'follow', 'losses_of',
+           'info', 'case_line', 'chosen', 'check', 'combinations', 'compile_kernels', 'follow', 'losses_of',
            'gradients_of', 'save_picture', 'demo', 'bench']
 
 # %% ../nbs/api/35_cli.ipynb #6fe12598
@@ -112,16 +112,11 @@ def info():
         out.print(table)
         out.print()
 
-# %% ../nbs/api/35_cli.ipynb #6f306bb3
-def not_yet(result) -> bool:  # dglu.check.Result
-    "Whether a backend has said that it has no kernel for a case."
-    return result.message.startswith("NotImplementedError: ") and result.message.endswith("Use backend='reference'.")
-
-
+# %% ../nbs/api/35_cli.ipynb #34c0848d
 def case_line(result) -> str:  # dglu.check.Result
     "A result in a line, or two if it failed."
     errors = ", ".join(f"{key} {e:.0e}/{limit:.0e}" if limit else f"{key}: {e}" for key, (e, limit) in result.errors.items() if limit or e)
-    if not_yet(result): return f"n/a  {result.case.name:<72} {result.message.removeprefix('NotImplementedError: ')}"
+    if not result.supported: return f"n/a  {result.case.name:<72} {result.message}"
     line = f"{'ok  ' if result.ok else 'FAIL'} {result.case.name:<72} {1e3 * result.seconds:8.1f} ms  {errors}".rstrip()
     return line if result.ok else f"{line}\n     {result.message}"
 
@@ -136,7 +131,7 @@ def chosen(family: str | None,  # a key of CASES; None: all
     if not cases: stop(f"filter = {part!r}: must be a part of a case's name, such as 'dgeglu'. Leave it out to see all names.", 2)
     return cases
 
-# %% ../nbs/api/35_cli.ipynb #adf5b8da
+# %% ../nbs/api/35_cli.ipynb #6e1d25b6
 @app.command()
 def check(backend: str = typer.Option("reference", help="sm100, sm90, emulate, reference, or auto."),
           family: str = typer.Option(None, help="bf16, blockscaled or dsrelu; all of them if left out."),
@@ -149,8 +144,8 @@ def check(backend: str = typer.Option("reference", help="sm100, sm90, emulate, r
     results = []
     for case in cases:
         results.append(run_case(case, backend, seed))
-        out.print(case_line(results[-1]), style=None if results[-1].ok else "dim" if not_yet(results[-1]) else "red")
-    done = [r for r in results if not not_yet(r)]
+        out.print(case_line(results[-1]), style=None if results[-1].ok else "red" if results[-1].supported else "dim")
+    done = [r for r in results if r.supported]
     failed, without = sum(not r.ok for r in done), len(results) - len(done)
     out.print(f"{len(done) - failed} of {len(done)} cases ok on {backend}, {sum(r.seconds for r in results):.1f} s in the backend"
               + (f"; it has no kernel yet for {without} more" if without else ""))

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['PLAIN_NAMES', 'CHOICES', 'READ_BY', 'FP4', 'FP8', 'HALF', 'WIDE', 'LOOK_UP', 'BF16_FORBIDS', 'STRIDES', 'OUTPUTS',
-           'fail', 'one_of', 'argument_name', 'Config', 'check_choices', 'check_pair', 'check_tile', 'cluster_of',
-           'check_parameters', 'activation_of', 'Meta', 'meta_of', 'used_strides', 'Problem', 'family_of', 'required',
-           'rank3', 'weight_sizes', 'check_matrix', 'describe', 'given_outputs', 'check_sizes', 'check_bf16',
-           'check_blockscaled', 'check_family', 'check_quantised', 'Spec', 'specs', 'scale_specs', 'vector',
-           'dense_strides', 'strides_fit', 'check_tensor', 'check_aliasing', 'check_offsets', 'check_values']
+           'fail', 'NoKernel', 'one_of', 'argument_name', 'Config', 'check_choices', 'check_pair', 'check_tile',
+           'cluster_of', 'check_parameters', 'activation_of', 'Meta', 'meta_of', 'used_strides', 'Problem', 'family_of',
+           'required', 'rank3', 'weight_sizes', 'check_matrix', 'describe', 'given_outputs', 'check_sizes',
+           'check_bf16', 'check_blockscaled', 'check_family', 'check_quantised', 'Spec', 'specs', 'scale_specs',
+           'vector', 'dense_strides', 'strides_fit', 'check_tensor', 'check_aliasing', 'check_offsets', 'check_values']
 
 # %% ../nbs/spec/03_contract.ipynb #0e048f40
 import math
@@ -31,6 +31,10 @@ def fail(argument: str,  # the name the caller used, e.g. "a_tensor"
          error: type = ValueError):  # ValueError, NotImplementedError, RuntimeError or TypeError
     "Raise the error that every check of this library raises: argument, found, allowed, remedy."
     raise error(f"{argument} = {found}: must be {allowed}. {remedy}")
+
+# %% ../nbs/spec/03_contract.ipynb #e2ea376b
+class NoKernel(NotImplementedError):
+    "A backend has no kernel for a legal problem."
 
 # %% ../nbs/spec/03_contract.ipynb #42c5c732
 def one_of(argument: str, found, allowed, remedy: str):

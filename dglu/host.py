@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['CAPABILITY', 'NAME', 'TENSORS', 'DISCRETE', 'SCRATCH', 'SIZES', 'architecture', 'load_kernels', 'plan_sm100',
            'is_wide', 'outputs_of', 'element_types', 'plan_sm90', 'plan_of', 'cache_folder', 'object_file', 'build',
-           'store', 'kernel', 'stand_in', 'precompile', 'Scratch', 'Launcher', 'resident_clusters', 'grid_of',
-           'emulated', 'on_device', 'stream_of', 'KernelOp', 'compile_problem']
+           'stand_in_arguments', 'store', 'kernel', 'stand_in', 'precompile', 'Scratch', 'Launcher',
+           'resident_clusters', 'grid_of', 'emulated', 'on_device', 'stream_of', 'KernelOp', 'compile_problem']
 
-# %% ../nbs/kernels/24_host.ipynb #5411f6e1
+# %% ../nbs/kernels/24_host.ipynb #74ed6f55
 import ctypes
 import hashlib
 import os
@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .contract import Config, Problem, cluster_of
+from .contract import Config, NoKernel, Problem, cluster_of
 
 # %% ../nbs/kernels/24_host.ipynb #a6575fdf
 CAPABILITY = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
@@ -74,7 +74,7 @@ def element_types() -> dict:
     import cutlass
     return {torch.bfloat16: cutlass.BFloat16, torch.float16: cutlass.Float16, torch.float32: cutlass.Float32}
 
-# %% ../nbs/kernels/24_host.ipynb #bd1f4c46
+# %% ../nbs/kernels/24_host.ipynb #8f6a32c1
 def plan_sm90(problem: Problem, kernels) -> tuple:  # HopperPlan, Outputs
     "The Hopper kernel's plan, from N, K and the types."
     wide = is_wide(problem)
@@ -87,8 +87,8 @@ def plan_sm90(problem: Problem, kernels) -> tuple:  # HopperPlan, Outputs
 def plan_of(problem: Problem, arch: str) -> tuple:  # Plan, Outputs
     "What a kernel for a problem is compiled for."
     if problem.family != "bf16":
-        raise NotImplementedError(f"the type of A and B = {problem.ab_dtype}: must be torch.bfloat16, as no GPU backend has other kernels yet. "
-                                  "Use backend='reference'.")
+        raise NoKernel(f"the type of A and B = {problem.ab_dtype}: must be torch.bfloat16, as no GPU backend has other kernels yet. "
+                       "Use backend='reference'.")
     return (plan_sm90 if arch == "sm_90a" else plan_sm100)(problem, load_kernels(arch))
 
 # %% ../nbs/kernels/24_host.ipynb #3f618273
@@ -105,16 +105,22 @@ def object_file(arch: str, plan, outputs) -> Path:
     key = repr((arch, plan, outputs, own, version("nvidia-cutlass-dsl"))).encode()
     return cache_folder() / f"dglu_{arch}_{hashlib.sha256(key).hexdigest()[:32]}.o"
 
-# %% ../nbs/kernels/24_host.ipynb #344bb400
+# %% ../nbs/kernels/24_host.ipynb #787302b8
 NAME = "dglu_kernel"  # of the function inside an object file
 
 
 def build(arch: str, plan, outputs):
     "Compile, from stand-ins for the arguments."
     kernels = load_kernels(arch)
-    from cutlass import Int32, Int64, cute
-    args = [Int64(256)] * (len(TENSORS) + len(SCRATCH)) + [Int32(256)] * len(SIZES) + [kernels.CUstream(0)]
-    return cute.compile((kernels.DgluSm90 if arch == "sm_90a" else kernels.DgluSm100)(plan, outputs), *args)
+    from cutlass import cute
+    return cute.compile((kernels.DgluSm90 if arch == "sm_90a" else kernels.DgluSm100)(plan, outputs), *stand_in_arguments())
+
+
+def stand_in_arguments() -> list:
+    "Arguments of a kernel's host function, of the right types."
+    from cuda.bindings.driver import CUstream
+    from cutlass import Int32, Int64
+    return [Int64(256)] * (len(TENSORS) + len(SCRATCH)) + [Int32(256)] * len(SIZES) + [CUstream(0)]
 
 
 def store(compiled, file: Path):

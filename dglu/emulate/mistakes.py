@@ -5,18 +5,16 @@
 # %% auto #0
 __all__ = ['HEAD', 'INIT', 'LOAD', 'OUT', 'MISTAKES', 'FLAG', 'RELEASE', 'ACQUIRE', 'SHARE', 'MEET', 'IDESC', 'TENSOR', 'MMA',
            'COMMIT', 'READ', 'WAITLD', 'FREE', 'STORE', 'AFTER', 'WORDS', 'MAP', 'ACQUIRE_MAP', 'RELEASE_MAP',
-           'MOVE_MAP', 'LOAD_MAPPED', 'ASK', 'Mistake', 'run_mistake', 'aligned_words', 'caught', 'wait']
+           'MOVE_MAP', 'LOAD_MAPPED', 'ASK', 'Mistake', 'run_mistake', 'caught', 'wait']
 
-# %% ../../nbs/machine/25_mistakes.ipynb #82b35c62
+# %% ../../nbs/machine/25_mistakes.ipynb #b7f93d27
 from dataclasses import dataclass
 
 import numpy as np
 
 import dglu.emulate.handover
 import dglu.emulate.tensor  # noqa: F401 -- registers its instructions
-from .cluster import Launch, load_kernel
-from .engine import Engine, run_kernel
-from .numbers import u1, u4, u8
+from .engine import Engine, device_array, launch_ptx
 from .tma import TensorMap, encode_tensor_map
 from .translate import Fault
 
@@ -52,25 +50,12 @@ mul.wide.u32 %rd3, %r1, 4; add.u64 %rd4, %rd1, %rd3; add.u64 %rd5, %rd2, %rd3;
 shl.b32 %r4, %r1, 2; add.u32 %r5, %r4, 2048; setp.eq.u32 %first, %r1, 0;
 """
 
-# %% ../../nbs/machine/25_mistakes.ipynb #5f9586b4
+# %% ../../nbs/machine/25_mistakes.ipynb #b2d8c9f6
 def run_mistake(m: Mistake, repaired: bool, order: str = "adversarial", seed: int = 0) -> np.ndarray:
     "Run one twin; the output words."
-    e = Engine(order, seed, strict=m.strict)
-    src, dst = aligned_words(np.arange(1024)), aligned_words(np.zeros(1024))
-    for name, x in (("src", src), ("dst", dst)):
-        e.memory.add(x.ctypes.data, x.view(u1), name, x)
-    params = aligned_words(np.zeros(32)).view(u1)
-    params[:16].view(u8)[:] = [src.ctypes.data, dst.ctypes.data]
-    run_kernel(e, load_kernel(m.ptx(repaired), "k"), Launch((m.grid, 1, 1), (m.block, 1, 1), (m.cluster, 1, 1), 16384, 0, 0, params))
+    src, dst = device_array(np.arange(1024)), device_array(np.zeros(1024))
+    launch_ptx(Engine(order, seed, strict=m.strict), m.ptx(repaired), src, dst, grid=m.grid, block=m.block, cluster=m.cluster, dynamic=16384)
     return dst
-
-
-def aligned_words(values) -> np.ndarray:
-    "uint32 words at an address that is a multiple of 128."
-    raw = np.zeros(4 * len(values) + 128, u1)
-    out = raw[-raw.ctypes.data % 128:][:4 * len(values)].view(u4)
-    out[:] = values
-    return out
 
 
 def caught(m: Mistake, seeds=range(20)) -> dict:

@@ -5,30 +5,29 @@
 # %% auto #0
 __all__ = ['GROUPS', 'HopperPlan', 'load_operands', 'operand_places', 'multiply', 'skip', 'differentiate', 'DgluSm90']
 
-# %% ../../nbs/kernels/26_sm90.ipynb #31564bdc
+# %% ../../nbs/kernels/26_sm90.ipynb #3f5430cd
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 import cutlass.utils.hopper_helpers as sm90
-from cuda.bindings.driver import CUstream
 from cutlass import BFloat16, Float32, Int32, Int64, const_expr, range_constexpr
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
-from .dglu_sm100 import at, partial_sums
-from .epilogue import Fragment, Quad, sum_dbias, sum_dprob
-from .mainloop_sm100 import K_TILE, MAPS, SCHEDULER_STAGES, SMEM_BYTES, make_maps, matrices
+from .dglu_sm100 import DgluHost, epilogue_arguments
+from .epilogue import Fragment, Quad
+from .mainloop_sm100 import K_TILE, SCHEDULER_STAGES, SMEM_BYTES, make_maps, matrices, stream_operands
 from .schedule import WorkRing, schedule_static, threads
-from .steps import (STEP, Outputs, c_pipeline, exchange, finish_rows, load_c, registers, row_scales, staging_type, step_maps, steps_of,
-                                swizzled, treat_step)
+from .steps import (STEP, Outputs, c_pipeline, exchange, finish_rows, load_c, registers, row_scales, staging_type, steps_of, swizzled,
+                                treat_step)
 
 Quad.packed = False  # no .f32x2 before Blackwell
 
-# %% ../../nbs/kernels/26_sm90.ipynb #8597f381
+# %% ../../nbs/kernels/26_sm90.ipynb #9f4b5250
 GROUPS = 2  # warpgroups that multiply
 
 
@@ -53,6 +52,9 @@ class HopperPlan:
     def cta_rows(self) -> int: return self.group_rows * (1 if self.in_turn else GROUPS)
 
     @property
+    def product_rows(self) -> int: return self.cta_rows
+
+    @property
     def rows(self) -> int: return self.cta_rows * self.cluster[0]  # of a cluster
 
     @property
@@ -69,7 +71,7 @@ class HopperPlan:
         "First row and column of a group's accumulator in a cluster's tile."
         return row + self.cta_rows * place[1] + (0 if self.in_turn else self.group_rows * group), col + self.tile_n * place[2]
 
-# %% ../../nbs/kernels/26_sm90.ipynb #414f47ed
+# %% ../../nbs/kernels/26_sm90.ipynb #2ee7f95b
 @cute.jit
 def load_operands(plan: cutlass.Constexpr, ring: WorkRing, loads: pipeline.PipelineTmaAsync, load_a: cute.CopyAtom, a: cute.Tensor,
                   load_b: cute.CopyAtom, b: cute.Tensor, sa: cute.Tensor, sb: cute.Tensor, ctas: cute.Layout, place, k, maps: cute.Tensor):
@@ -81,23 +83,7 @@ def load_operands(plan: cutlass.Constexpr, ring: WorkRing, loads: pipeline.Pipel
         mask_a = cpasync.create_tma_multicast_mask(ctas, place, mcast_mode=2)
     if const_expr(plan.cluster[0] > 1):
         mask_b = cpasync.create_tma_multicast_mask(ctas, place, mcast_mode=1)
-    turn, stage = ring.reader(), pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, loads.num_stages)
-    work, turn = ring.take(turn)
-    expert, row, col, _ = work
-    while expert >= 0:
-        im, jn, which, desc = row // plan.cta_rows + place[1], col // plan.tile_n + place[2], expert, None
-        if const_expr(plan.discrete):
-            which, desc = Int32(0), MAPS.get_tensormap_ptr(maps[(None, expert)].iterator, cute.AddressSpace.generic)
-            cpasync.fence_tma_desc_acquire(desc)
-        for step in cutlass.range(cute.ceil_div(k, K_TILE), unroll=1):
-            loads.producer_acquire(stage)
-            full = loads.producer_get_barrier(stage)
-            cute.copy(load_a, from_a[(None, im, step, 0)], to_a[(None, stage.index)], tma_bar_ptr=full, mcast_mask=mask_a)
-            cute.copy(load_b, from_b[(None, jn, step, which)], to_b[(None, stage.index)], tma_bar_ptr=full, mcast_mask=mask_b, tma_desc_ptr=desc)
-            stage.advance()
-        work, turn = ring.take(turn)
-        expert, row, col, _ = work
-    loads.producer_tail(stage)
+    stream_operands(plan, ring, loads, load_a, from_a, to_a, mask_a, load_b, from_b, to_b, mask_b, place, k, maps)
 
 
 def operand_places(atom: cute.CopyAtom, tensor: cute.Tensor, shared: cute.Tensor, rows: int, slice_of: int, slices: int) -> tuple:
@@ -187,39 +173,25 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, group: cutlass.
     if wid == 0:
         arch.cp_async_bulk_wait_group(0)
 
-# %% ../../nbs/kernels/26_sm90.ipynb #a6a937f2
-class DgluSm90:
+# %% ../../nbs/kernels/26_sm90.ipynb #5a0304f4
+class DgluSm90(DgluHost):
     "The host function of the SM90 BF16 backend; compile it with `cute.compile`."
 
     def __init__(self, plan: HopperPlan, outputs: Outputs): self.plan, self.outputs, self.stages = plan, outputs, plan.stages(outputs)
 
     @cute.jit
-    def __call__(self, a: Int64, b: Int64, c: Int64, d: Int64, out: Int64, offsets: Int64, alpha: Int64, beta: Int64, prob: Int64, dprob: Int64,
-                 dbias: Int64, rows_of_dbias: Int64, rows_of_dprob: Int64, maps: Int64, m: Int32, n: Int32, k: Int32, experts: Int32, clusters: Int32,
-                 stream: CUstream):
-        o, plan = self.outputs, self.plan
-        n_tiles = cute.ceil_div(n, plan.tile_n)
-        a, c, d, out = [at(x, dtype, 16) for x, dtype in ((a, BFloat16), (c, o.c), (d, o.d), (out, o.out_type))]
-        b, maps = at(b, Int64, 8) if const_expr(plan.discrete) else at(b, BFloat16, 16), at(maps, Int64, 128)
-        alpha, beta, prob, dprob, rows_of_dbias, rows_of_dprob = [at(x, Float32, 4) for x in (alpha, beta, prob, dprob, rows_of_dbias, rows_of_dprob)]
-        ends = cute.make_tensor(at(offsets, Int32, 4), cute.make_layout(experts))
-        desc = cute.make_tensor(maps, cute.make_layout((16, experts)))
+    def launch(self, a: cute.Pointer, b: cute.Pointer, offsets: cute.Tensor, maps: cute.Tensor, pointers, m, n, k, experts, clusters, stream):
+        "Layouts and tensor maps, then the launches."
+        plan = self.plan
         A, B = matrices(plan, a, b, m, n, k, experts)
         mma, load_a, load_b, sa, sb = self.operands(A, B)
-        vectors = [cute.make_tensor(x, cute.make_layout(size)) for x, size in ((alpha, experts), (beta, experts), (prob, m), (dprob, m))]
-        partial = partial_sums(rows_of_dbias, m // plan.group_rows, 2 * n), partial_sums(rows_of_dprob, n_tiles, m)
-        extra = (*step_maps(o, plan.group_rows, GROUPS, c, d, out, m, n), *vectors, *partial)
+        extra = epilogue_arguments(self.outputs, plan.group_rows, GROUPS, pointers, m, n, experts)
         self.storage = self.storage_type(sa, sb)
         if const_expr(plan.discrete):
             addresses = cute.make_tensor(b, cute.make_layout(experts))
-            make_maps(load_b[0], addresses, desc, B.layout).launch(grid=(experts, 1, 1), block=(32, 1, 1), stream=stream)
-        self.kernel(mma, *load_a, *load_b, ends, desc, extra, n, k, sa, sb).launch(
+            make_maps(load_b[0], addresses, maps, B.layout).launch(grid=(experts, 1, 1), block=(32, 1, 1), stream=stream)
+        self.kernel(mma, *load_a, *load_b, offsets, maps, extra, n, k, sa, sb).launch(
             grid=(plan.cluster[0] * clusters, plan.cluster[1], 1), block=(128 * (1 + GROUPS), 1, 1), cluster=(*plan.cluster, 1), stream=stream)
-        if const_expr(o.dbias):
-            sum_dbias(partial[0], ends, partial_sums(at(dbias, BFloat16, 2), experts, 2 * n), plan.group_rows).launch(
-                grid=(cute.ceil_div(2 * n, 128), experts, 1), block=(128, 1, 1), stream=stream)
-        if const_expr(o.deterministic):
-            sum_dprob(partial[1], ends, vectors[3]).launch(grid=(cute.ceil_div(m, 128), 1, 1), block=(128, 1, 1), stream=stream)
 
     def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple:
         "Tiled MMA of a warpgroup, loads of A and B, layouts of shared memory."

@@ -7,7 +7,7 @@ __all__ = ['LOG2E', 'EXPONENT_MAX', 'Fragment', 'Quad', 'load_quad', 'store_quad
            'kept', 'GeGLU', 'gate_of', 'glu_step', 'add_columns', 'fold', 'added', 'fold_rows', 'folded_column',
            'fold_columns', 'folded_row', 'sum_dbias', 'sum_dprob']
 
-# %% ../../nbs/kernels/21_epilogue.ipynb #87df00fa
+# %% ../../nbs/kernels/21_epilogue.ipynb #48348fd2
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from cutlass.cute import arch
 from cutlass.cutlass_dsl import select_
 
 from ..activation import Activation
+from ..contract import NoKernel
 
 # %% ../../nbs/kernels/21_epilogue.ipynb #14b18a82
 @dataclass(frozen=True)
@@ -145,13 +146,13 @@ class GeGLU:
         keep = kept(u, x)
         return x + self.offset, keep * x if self.filter == "value" else x.fma(0.0, keep)  # 0·x: 0, or NaN for a NaN
 
-# %% ../../nbs/kernels/21_epilogue.ipynb #c94392bc
+# %% ../../nbs/kernels/21_epilogue.ipynb #f04945f6
 def gate_of(activation: Activation):
     "The kernel's form of an activation (contract, 'act_func')."
     a = activation
     if a.act_func == "dswiglu": return SwiGLU()
     if a.act_func == "dgeglu": return GeGLU(a.alpha, a.clamp_max, a.clamp_min, a.offset, a.filter)
-    raise NotImplementedError(f"act_func = {a.act_func!r}: no kernel computes it yet. Use backend='reference'.")
+    raise NoKernel(f"act_func = {a.act_func!r}: no kernel computes it yet. Use backend='reference'.")
 
 # %% ../../nbs/kernels/21_epilogue.ipynb #1e8cbfd5
 @cute.jit

@@ -6,7 +6,7 @@
 __all__ = ['LINE', 'LABEL', 'PARTS', 'Compiled', 'compile_kernel', 'nvdisasm', 'disassemble', 'Sass', 'instructions',
            'inner_loop', 'step_loop', 'ptx_loop', 'elf_sections', 'text', 'function_info', 'converts', 'Cost', 'cost']
 
-# %% ../../nbs/kernels/25_machine_code.ipynb #17e93ec3
+# %% ../../nbs/kernels/25_machine_code.ipynb #7e254ec9
 import importlib.metadata
 import re
 import shutil
@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import cutlass.cute as cute
-from cutlass import Int32, Int64
 
 from ..emulate.ptx import parse
-from .dglu_sm100 import CTA_ROWS, STEP, CUstream, DgluSm100, Outputs
+from .dglu_sm100 import CTA_ROWS, STEP, DgluSm100, Outputs
 from .mainloop_sm100 import SMEM_BYTES, Plan
-from ..host import SCRATCH, SIZES, TENSORS
+from ..host import stand_in_arguments
 
-# %% ../../nbs/kernels/25_machine_code.ipynb #fb991dcf
+# %% ../../nbs/kernels/25_machine_code.ipynb #8def73f2
 class Compiled(NamedTuple):
     "A kernel's code."
     cubin: bytes
@@ -37,9 +36,9 @@ class Compiled(NamedTuple):
 
 def compile_kernel(plan: Plan, outputs: Outputs) -> Compiled:
     "The SM100 BF16 kernel of a plan, for the architecture that CuTe DSL is set to."
-    kernel, args = DgluSm100(plan, outputs), [Int64(256)] * len(TENSORS + SCRATCH) + [Int32(256)] * len(SIZES) + [CUstream(0)]
+    kernel = DgluSm100(plan, outputs)
     with tempfile.TemporaryDirectory() as folder:
-        compiled = cute.compile(kernel, *args, options=f"--keep-cubin --keep-ptx --dump-dir={folder}")
+        compiled = cute.compile(kernel, *stand_in_arguments(), options=f"--keep-cubin --keep-ptx --dump-dir={folder}")
         return Compiled(compiled.__cubin__, compiled.__ptx__, kernel.gemm.storage.size_in_bytes())
 
 # %% ../../nbs/kernels/25_machine_code.ipynb #634dbe22

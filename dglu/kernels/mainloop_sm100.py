@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CTA_ROWS', 'SMEM_BYTES', 'K_TILE', 'SCHEDULER_STAGES', 'ACC_STAGES', 'MAPS', 'EPILOGUE_WARPS', 'MMA_WARP',
            'LOAD_WARP', 'EXTRA_WARP', 'SCHEDULER_WARP', 'THREADS', 'Plan', 'make_maps', 'Operands', 'matrices',
-           'load_operands', 'multiply', 'storage_type', 'GroupedGemm']
+           'load_operands', 'stream_operands', 'multiply', 'storage_type', 'GroupedGemm']
 
 # %% ../../nbs/kernels/22_mainloop_sm100.ipynb #63994b97
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from cutlass.tensor_utils import TensorMapManager, TensorMapUpdateMode
 
 from .schedule import Answers, WorkRing, schedule_dynamic, schedule_static, threads
 
-# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #abee1f3f
+# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #b140b648
 CTA_ROWS = 128             # rows of an accumulator: the lanes of tensor memory
 SMEM_BYTES = 227 * 1024    # of shared memory that a CTA may have
 K_TILE = 64                # BF16 elements of a 128-byte row
@@ -50,6 +50,9 @@ class Plan:
 
     @property
     def cols(self) -> int: return self.tile[1] * self.cluster[1]  # of a cluster
+
+    @property
+    def product_rows(self) -> int: return self.tile[0]  # of one product's A
 
     @property
     def tile_n(self) -> int: return self.tile[1]
@@ -116,7 +119,7 @@ def matrices(plan: Plan, a: cute.Pointer, b: cute.Pointer, m, n, k, experts) -> 
     if plan.discrete: return wide, cute.make_tensor(a, cute.make_layout((n, k, 1), stride=(*inner, 0)))
     return wide, cute.make_tensor(b, cute.make_layout((n, k, experts), stride=(*inner, cute.assume(Int64(n) * k, 8))))
 
-# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #c8df2142
+# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #08a9e4da
 @cute.jit
 def load_operands(plan: cutlass.Constexpr, tiler: cutlass.Constexpr, ring: WorkRing, loads: pipeline.PipelineTmaUmma, mma: cute.TiledMma,
                   load_a: cute.CopyAtom, a: cute.Tensor, load_b: cute.CopyAtom, b: cute.Tensor, sa: cute.Tensor, sb: cute.Tensor, vmnk: cute.Layout,
@@ -132,11 +135,18 @@ def load_operands(plan: cutlass.Constexpr, tiler: cutlass.Constexpr, ring: WorkR
     mask_a, mask_b = None, None
     if const_expr(cute.size(vmnk) > 1):
         mask_a, mask_b = [cpasync.create_tma_multicast_mask(vmnk, place, mcast_mode=mode) for mode in (2, 1)]
+    stream_operands(plan, ring, loads, load_a, from_a, to_a, mask_a, load_b, from_b, to_b, mask_b, place, k, maps)
+
+
+@cute.jit
+def stream_operands(plan: cutlass.Constexpr, ring: WorkRing, loads, load_a: cute.CopyAtom, from_a, to_a, mask_a, load_b: cute.CopyAtom, from_b, to_b,
+                    mask_b, place, k, maps: cute.Tensor):
+    "Every stage of every piece of work, on either chip: `loads` is its pipeline, `from_…` and `to_…` are the sides of its loads."
     turn, stage = ring.reader(), pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, loads.num_stages)
     work, turn = ring.take(turn)
     expert, row, col, _ = work
     while expert >= 0:
-        im, jn = row // plan.tile[0] + place[1], col // plan.tile[1] + place[2]
+        im, jn = row // plan.product_rows + place[1], col // plan.tile_n + place[2]
         which, at = expert, None
         if const_expr(plan.discrete):
             which, at = Int32(0), MAPS.get_tensormap_ptr(maps[(None, expert)].iterator, cute.AddressSpace.generic)

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['CAPABILITY', 'NAME', 'TENSORS', 'DISCRETE', 'SCRATCH', 'SIZES', 'architecture', 'load_kernels', 'plan_sm100',
-           'is_wide', 'outputs_of', 'element_types', 'plan_sm90', 'plan_of', 'cache_folder', 'object_file', 'build',
-           'stand_in_arguments', 'store', 'kernel', 'stand_in', 'precompile', 'Scratch', 'Launcher',
-           'resident_clusters', 'grid_of', 'emulated', 'on_device', 'stream_of', 'KernelOp', 'compile_problem']
+           'is_wide', 'outputs_of', 'element_types', 'format_of_operands', 'plan_sm90', 'plan_of', 'cache_folder',
+           'object_file', 'build', 'stand_in_arguments', 'store', 'kernel', 'stand_in', 'precompile', 'Scratch',
+           'Launcher', 'resident_clusters', 'grid_of', 'emulated', 'on_device', 'stream_of', 'KernelOp',
+           'compile_problem']
 
 # %% ../nbs/kernels/24_host.ipynb #74ed6f55
 import ctypes
@@ -46,11 +47,12 @@ def load_kernels(arch: str):
     os.environ.setdefault("CUTE_DSL_ARCH", arch)
     return import_module("dglu.kernels.dglu_sm90" if arch == "sm_90a" else "dglu.kernels.dglu_sm100")
 
-# %% ../nbs/kernels/24_host.ipynb #7600f7a5
+# %% ../nbs/kernels/24_host.ipynb #9970a46c
 def plan_sm100(problem: Problem, kernels) -> tuple:  # Plan, Outputs
     "The Blackwell kernel's plan: tile and cluster are the caller's (contract, 'Common Parameters')."
     config = problem.config
-    plan = kernels.Plan(config.mma_tiler_mn, cluster_of(config), problem.b_major, problem.weights == "discrete", config.use_dynamic_sched)
+    plan = kernels.Plan(config.mma_tiler_mn, cluster_of(config), problem.b_major, problem.weights == "discrete", config.use_dynamic_sched,
+                        **({"scaled": scaled} if (scaled := format_of_operands(problem)) else {}))
     return plan, outputs_of(problem, d_stages=1 if is_wide(problem) else 2)
 
 
@@ -63,32 +65,41 @@ def outputs_of(problem: Problem, **stages):
     "What the epilogue is compiled for."
     from dglu.kernels.epilogue import gate_of
     from dglu.kernels.steps import Outputs
-    kind = element_types()
-    return Outputs(gate_of(problem.activation), kind[problem.c_dtype], kind[problem.d_dtype], kind.get(problem.activation_dtype),
-                   "dbias" in problem.outputs, problem.config.deterministic, **stages)
+    kind, has, config = element_types(), problem.outputs, problem.config
+    return Outputs(gate_of(problem.activation), kind[problem.c_dtype], kind[problem.d_dtype], kind.get(problem.activation_dtype), "dbias" in has,
+                   config.deterministic, scaled="sfd" in has, discrete_col="sfd" in has and config.discrete_col_sfd, d_col="d_col" in has,
+                   amax="amax" in has, op=config.epilogue_op, beta=problem.beta_scales_c, prob=problem.has_prob, dprob="dprob" in has,
+                   single=config.use_single_group_runtime_offsets, **stages)
 
 
 @lru_cache(maxsize=1)
 def element_types() -> dict:
     "CuTe DSL's names of torch types."
-    import cutlass
-    return {torch.bfloat16: cutlass.BFloat16, torch.float16: cutlass.Float16, torch.float32: cutlass.Float32}
+    import cutlass as c
+    return {torch.bfloat16: c.BFloat16, torch.float16: c.Float16, torch.float32: c.Float32, torch.uint8: c.Float4E2M1FN,
+            torch.float4_e2m1fn_x2: c.Float4E2M1FN, torch.float8_e4m3fn: c.Float8E4M3FN, torch.float8_e5m2: c.Float8E5M2,
+            torch.float8_e8m0fnu: c.Float8E8M0FNU}
 
-# %% ../nbs/kernels/24_host.ipynb #8f6a32c1
+
+def format_of_operands(problem: Problem):
+    "Scaled, or None for BF16."
+    from dglu.kernels.formats import Scaled
+    kind = element_types()
+    return Scaled(kind[problem.ab_dtype], kind[problem.sf_dtype], problem.config.sf_vec_size) if problem.family == "blockscaled" else None
+
+# %% ../nbs/kernels/24_host.ipynb #d4d4d6d8
 def plan_sm90(problem: Problem, kernels) -> tuple:  # HopperPlan, Outputs
     "The Hopper kernel's plan, from N, K and the types."
     wide = is_wide(problem)
     widest = 128 if wide or problem.n <= 1024 else 256 if problem.n % 256 == 0 and problem.k >= 6144 else 192
-    plan = kernels.HopperPlan(min(widest, problem.n), b_major=problem.b_major, discrete=problem.weights == "discrete")
+    plan = kernels.HopperPlan(min(widest, problem.n), b_major=problem.b_major, pointers=problem.weights == "discrete", source=format_of_operands(problem))
     return plan, outputs_of(problem, c_stages=1 if wide else 2, d_stages=1 if wide or problem.activation_dtype else 2)
 
 
 @lru_cache(maxsize=512)
 def plan_of(problem: Problem, arch: str) -> tuple:  # Plan, Outputs
     "What a kernel for a problem is compiled for."
-    if problem.family != "bf16":
-        raise NoKernel(f"the type of A and B = {problem.ab_dtype}: must be torch.bfloat16, as no GPU backend has other kernels yet. "
-                       "Use backend='reference'.")
+    if problem.config.op != "dglu": raise NoKernel("the operation = 'dsrelu': must be 'dglu', as no GPU backend has its kernel yet. Use backend='reference'.")
     return (plan_sm90 if arch == "sm_90a" else plan_sm100)(problem, load_kernels(arch))
 
 # %% ../nbs/kernels/24_host.ipynb #3f618273
@@ -105,7 +116,7 @@ def object_file(arch: str, plan, outputs) -> Path:
     key = repr((arch, plan, outputs, own, version("nvidia-cutlass-dsl"))).encode()
     return cache_folder() / f"dglu_{arch}_{hashlib.sha256(key).hexdigest()[:32]}.o"
 
-# %% ../nbs/kernels/24_host.ipynb #787302b8
+# %% ../nbs/kernels/24_host.ipynb #33ae36fc
 NAME = "dglu_kernel"  # of the function inside an object file
 
 
@@ -131,9 +142,10 @@ def store(compiled, file: Path):
         os.replace(Path(folder) / "k.o", file)
 
 
-TENSORS = ("a", "b", "c", "d_row", "activation_out", "padded_offsets", "alpha", "beta", "prob", "dprob", "dbias")
-DISCRETE = ("a", "b_ptrs", *TENSORS[2:])
-SCRATCH = ("rows_of_dbias", "rows_of_dprob", "maps")
+TENSORS = ("a", "b", "sfa", "sfb", "c", "d_row", "d_col", "activation_out", "sfd_row", "sfd_col", "amax", "norm_const", "padded_offsets", "alpha", "beta",
+           "prob", "dprob", "dbias")
+DISCRETE = ("a", "b_ptrs", "sfa", "sfb_ptrs", *TENSORS[4:])
+SCRATCH = ("rows_of_dbias", "rows_of_dprob", "maps", "last", "wide_a", "wide_b", "inexact")
 SIZES = ("m", "n", "k", "experts", "clusters")
 
 # %% ../nbs/kernels/24_host.ipynb #17be193a
@@ -231,7 +243,7 @@ def stream_of(device: torch.device) -> int:
     "The handle of torch's current stream."
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
-# %% ../nbs/kernels/24_host.ipynb #8a8df1a8
+# %% ../nbs/kernels/24_host.ipynb #221c75bb
 class KernelOp:
     "Runs problems of one compile key on their GPU, or on the emulated one."
     reads_addresses_only = True
@@ -239,11 +251,14 @@ class KernelOp:
     def __init__(self, problem: Problem):  # its m is not read
         self.arch, self.cpu = architecture(problem.device), problem.device.type == "cpu"
         self.plan, self.outputs = plan_of(problem, self.arch)
+        self.keys = DISCRETE if problem.weights == "discrete" else TENSORS
         self.scratch, self.launcher, self.grids = Scratch(problem.device), None, {}
 
     def __call__(self, p: Problem, t: dict):
-        if not p.m:  # nothing to launch; an expert without rows has a zero bias gradient
-            return t["dbias"].zero_() if t.get("dbias") is not None else None
+        if not p.m:  # nothing to launch; an expert without rows has a zero bias gradient and a zero amax
+            for key in ("dbias", "amax"):
+                if t.get(key) is not None: t[key].zero_()
+            return
         with emulated(t, self.scratch) if self.cpu else on_device(p.device):
             if self.launcher is None: self.launcher = Launcher(kernel(self.arch, self.plan, self.outputs, self.cpu))
             stream = stream_of(p.device)
@@ -252,14 +267,13 @@ class KernelOp:
             given = [t.get(key) for key in self.keys]
             self.launcher(*[0 if x is None else x.data_ptr() for x in given], *places, p.m, p.n, p.k, p.experts, clusters, stream)
 
-    @property
-    def keys(self) -> tuple: return DISCRETE if self.plan.discrete else TENSORS
-
     def areas(self, p: Problem, stream: int) -> tuple:
         "Addresses of the scratch areas that a call needs, 0 for those that it does not."
         dbias = 8 * p.n * (p.m // self.plan.group_rows) if self.outputs.dbias else 0
-        dprob = 4 * p.m * -(-p.n // self.plan.tile_n) if self.outputs.deterministic else 0
-        sizes = dbias, dprob, 128 * p.experts if self.plan.discrete else 0
+        dprob = 4 * p.m * -(-p.n // self.plan.tile_n) if self.outputs.deterministic and self.outputs.dprob else 0
+        maps = (256 if getattr(self.plan, "scaled", None) else 128) * p.experts if self.plan.discrete else 0
+        wide = (2 * p.m * p.k, 2 * p.experts * p.n * p.k, 4) if getattr(self.plan, "source", None) else (0, 0, 0)
+        sizes = dbias, dprob, maps, 4 * self.outputs.single, *wide
         return tuple([size and self.scratch.address(name, stream, size) for name, size in zip(SCRATCH, sizes)])
 
 

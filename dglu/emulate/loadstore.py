@@ -18,7 +18,7 @@ from .order import strong_load, strong_store
 from .translate import CODE, LANES, Fault, Gen, Mods, Unmodelled, emits, get, lanes, put, runtime, width
 from .warp import LANE, full
 
-# %% ../../nbs/machine/19c_loadstore.ipynb #4198e84e
+# %% ../../nbs/machine/19c_loadstore.ipynb #627cf97e
 def shadow_of(a):
     "A global allocation's shadow, made when first needed."
     if a.wrote is None:
@@ -28,11 +28,17 @@ def shadow_of(a):
 
 def global_race(w, a, rel, total: int, ins, write: bool):
     "Ordered against other warps and asynchronous operations?"
-    sh, idx = shadow_of(a), words_of(rel, total)
-    for table in (sh.wrote, sh.read) if write else (sh.wrote,):
-        hit = sh.unknown(table, idx, w.know.seen)
-        if hit:
-            race(a.name, f"byte {hit[0] * 4}", w.machine.trace.name(hit[1]), say(w, ins), "Order them with a barrier, or release and acquire.")
+    if total < 4 and write and a.narrow is None:
+        a.narrow = Shadow(a.data.size, a.name)
+    places = [(shadow_of(a), words_of(rel, total), 4)]
+    if a.narrow is not None:
+        places.append((a.narrow, (rel.astype(i8)[:, None] + np.arange(total)).ravel(), 1))
+    for sh, idx, size in places:
+        for table in (sh.wrote, sh.read) if write else (sh.wrote,):
+            hit = sh.unknown(table, idx, w.know.seen)
+            if hit:
+                race(a.name, f"byte {hit[0] * size}", w.machine.trace.name(hit[1]), say(w, ins), "Order them with a barrier, or release and acquire.")
+    sh, idx, _ = places[-1] if total < 4 else places[0]
     (sh.wrote if write else sh.read)[idx] = w.seg
     w.machine.trace.note(w.seg, ins)
 

@@ -15,13 +15,13 @@ import numpy as np
 from .numbers import u1
 from .translate import Fault
 
-# %% ../../nbs/machine/17_memory.ipynb #15957e57
+# %% ../../nbs/machine/17_memory.ipynb #36808201
 class Allocation:
     "A range of memory: base address, bytes, and views of other word sizes."
 
     def __init__(self, base: int, data: np.ndarray, name: str, keep=None):
         self.base, self.data, self.name, self.keep = base, data, name, keep
-        self.end, self.wrote, self.read, self._views = base + data.size, None, None, {}
+        self.end, self.wrote, self.narrow, self._views = base + data.size, None, None, {}
 
     def view(self, n: int) -> np.ndarray:
         "The bytes as unsigned words of n bytes."

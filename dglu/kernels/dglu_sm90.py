@@ -5,29 +5,32 @@
 # %% auto #0
 __all__ = ['GROUPS', 'HopperPlan', 'load_operands', 'operand_places', 'multiply', 'skip', 'differentiate', 'DgluSm90']
 
-# %% ../../nbs/kernels/26_sm90.ipynb #3f5430cd
+# %% ../../nbs/kernels/26_sm90.ipynb #027a3bd7
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import BFloat16, Float32, Int32, Int64, const_expr, range_constexpr
+from cutlass import BFloat16, Float32, Int32, Int64, Uint8, const_expr, range_constexpr
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 
-from .dglu_sm100 import DgluHost, epilogue_arguments
+from .dequantise import Dequantise
+from .dglu_sm100 import DgluHost, at
 from .epilogue import Fragment, Quad
+from .formats import Scaled
 from .mainloop_sm100 import K_TILE, SCHEDULER_STAGES, SMEM_BYTES, make_maps, matrices, stream_operands
 from .schedule import WorkRing, schedule_static, threads
-from .steps import (STEP, Outputs, c_pipeline, exchange, finish_rows, load_c, registers, row_scales, staging_type, steps_of, swizzled,
-                                treat_step)
+from .quantise import Norm
+from .steps import (STEP, Outputs, Pointers, begin_tile, c_pipeline, epilogue_arguments, exchange, finish_tile, load_c, registers, staged,
+                                staging_type, steps_of, swizzled, tile_of, treat_step)
 
 Quad.packed = False  # no .f32x2 before Blackwell
 
-# %% ../../nbs/kernels/26_sm90.ipynb #9f4b5250
+# %% ../../nbs/kernels/26_sm90.ipynb #f929defc
 GROUPS = 2  # warpgroups that multiply
 
 
@@ -39,8 +42,12 @@ class HopperPlan:
     in_turn: bool = False      # each warpgroup has a tile of its own
     cluster: tuple = (2, 1)    # CTAs along M and N
     b_major: str = "k"
-    discrete: bool = False
-    dynamic = False            # tiles in a fixed order
+    pointers: bool = False     # B (and SFB) behind an array of addresses
+    source: Scaled | None = None  # A and B have scale factors: they are dequantised first
+    dynamic, scaled, ab, k_tile = False, None, BFloat16, K_TILE  # what the shared parts ask: tiles in a fixed order, a BF16 product
+
+    @property
+    def discrete(self) -> bool: return self.pointers and not self.source  # the product's B is behind addresses
 
     @property
     def group_rows(self) -> int: return 64 * self.blocks
@@ -127,13 +134,11 @@ def skip(state, stages):
     to = state.index + stages
     return pipeline.PipelineState(state.stages, state.count + stages, to % state.stages, state.phase ^ (to // state.stages & 1))
 
-# %% ../../nbs/kernels/26_sm90.ipynb #de0da08b
+# %% ../../nbs/kernels/26_sm90.ipynb #6c079e02
 @cute.jit
 def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, group: cutlass.Constexpr, ring: WorkRing, loads: pipeline.PipelineTmaAsync,
-                  filled: pipeline.PipelineTmaAsync, mma: cute.TiledMma, sa: cute.Tensor, sb: cute.Tensor, sc: cute.Tensor, sd: cute.Tensor, so,
-                  sums_shared, extra, place, n, k, wid):
+                  filled: pipeline.PipelineTmaAsync, mma: cute.TiledMma, sa: cute.Tensor, sb: cute.Tensor, shared, given, place, n, k, wid):
     "A warpgroup: products and derivative of its pieces of work."
-    alpha, beta, prob, dprob, rows_of_dbias, rows_of_dprob = extra[9:]
     fr, lane, tid, k_tiles = Fragment(plan.blocks, 64), arch.lane_idx(), arch.thread_idx()[0] % 128, cute.ceil_div(k, K_TILE)
     mine = mma.get_slice(tid)
     rows_a = sa if const_expr(plan.in_turn) else cute.local_tile(sa, (plan.group_rows, K_TILE, loads.num_stages), (group, 0, 0))
@@ -141,8 +146,8 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, group: cutlass.
     acc = cute.make_rmem_tensor(mine.partition_shape_C((plan.group_rows, plan.tile_n)), Float32)
     small = sm90.make_trivial_tiled_mma(BFloat16, BFloat16, *[warpgroup.OperandMajorMode.K] * 2, Float32, (1, 1, 1), (64, STEP))
     regs = registers(o, fr, small.get_slice(tid).partition_shape_C((plan.group_rows, STEP)))
-    ex = exchange(o, plan, group, lambda atom: cute.make_tiled_copy_C(atom, small), tid, extra[:6], sc, sd, so)
-    r, row_sums, store_d, store_out = regs.r, regs.row_sums, extra[2], extra[4]
+    ex = exchange(o, plan, group, lambda atom: cute.make_tiled_copy_C(atom, small), tid, given, shared)
+    norm = Norm.of(given.norm[0]) if const_expr(o.scaled) else None
     turn, slot, count = ring.reader(), Int32(0), Int32(0)
     stages = loads.num_stages
     read, release, stage = [pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, s) for s in (stages, stages, o.c_stages)]
@@ -154,44 +159,59 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, group: cutlass.
     while expert >= 0:
         if const_expr(not plan.in_turn) or count % GROUPS == group:
             row, col = plan.own_part(row, col, place, group)
-            steps, alpha2, bt = steps_of(plan, row, col, end, n), alpha[expert] * alpha[expert], beta[expert]
-            row_scales(regs.scales, o.act.linear, fr, prob, row + 16 * wid, lane, row < end, alpha2, bt)
+            steps, tile = steps_of(plan, row, col, end, n), tile_of(o, given, expert, row, end)
+            begin_tile(o, fr, given, regs, row + 16 * wid, lane, tile)
             mma, read, release = multiply(plan, group, loads, mma, a, b, acc, read, release, k_tiles)
-            row_sums.fill(0.0)
             for step in range_constexpr(plan.tile_n // STEP):
                 if step < steps:
                     for i in range_constexpr(plan.blocks):
                         for q in range_constexpr(16):
-                            r[16 * i + q] = acc[plan.tile_n // 2 * i + 16 * step + q]
-                    stage, slot = treat_step(o, plan, group, fr, regs, ex, filled, store_d, store_out, sums_shared, rows_of_dbias, stage, slot, bt,
-                                             row // plan.group_rows, col // STEP + step, tid, wid)
+                            regs.r[16 * i + q] = acc[plan.tile_n // 2 * i + 16 * step + q]
+                    stage, slot = treat_step(o, plan, group, fr, given, shared, regs, ex, filled, norm, tile, stage, slot, col // STEP + step, n, tid, wid)
             if steps > 0:
-                finish_rows(o, fr, regs, dprob, rows_of_dprob, row + 16 * wid, col // plan.tile_n, alpha2, bt)
+                finish_tile(o, fr, given, regs, tile, row + 16 * wid, col // plan.tile_n)
         count += 1
         work, turn = ring.take(turn)
         expert, row, col, end = work
     if wid == 0:
         arch.cp_async_bulk_wait_group(0)
 
-# %% ../../nbs/kernels/26_sm90.ipynb #5a0304f4
+# %% ../../nbs/kernels/26_sm90.ipynb #8409bde7
 class DgluSm90(DgluHost):
-    "The host function of the SM90 BF16 backend; compile it with `cute.compile`."
+    "The host function of the SM90 backend; compile it with `cute.compile`."
 
-    def __init__(self, plan: HopperPlan, outputs: Outputs): self.plan, self.outputs, self.stages = plan, outputs, plan.stages(outputs)
+    def __init__(self, plan: HopperPlan, outputs: Outputs):
+        if outputs.scaled and plan.blocks != 1: raise ValueError(f"blocks = {plan.blocks}: must be 1 with scale factors of D, whose blocks are 32 rows.")
+        self.plan, self.outputs, self.stages = plan, outputs, plan.stages(outputs)
 
     @cute.jit
-    def launch(self, a: cute.Pointer, b: cute.Pointer, offsets: cute.Tensor, maps: cute.Tensor, pointers, m, n, k, experts, clusters, stream):
+    def launch(self, operands, areas, offsets: cute.Tensor, pointers: Pointers, m, n, k, experts, clusters, stream):
         "Layouts and tensor maps, then the launches."
         plan = self.plan
+        a, b = self.widened(operands, areas, m, n, k, experts, stream)
+        maps = cute.make_tensor(at(areas[0], Int64, 128), cute.make_layout((16, experts)))
         A, B = matrices(plan, a, b, m, n, k, experts)
         mma, load_a, load_b, sa, sb = self.operands(A, B)
-        extra = epilogue_arguments(self.outputs, plan.group_rows, GROUPS, pointers, m, n, experts)
+        given = epilogue_arguments(self.outputs, plan.group_rows, GROUPS, pointers, m, n, experts)
         self.storage = self.storage_type(sa, sb)
         if const_expr(plan.discrete):
             addresses = cute.make_tensor(b, cute.make_layout(experts))
             make_maps(load_b[0], addresses, maps, B.layout).launch(grid=(experts, 1, 1), block=(32, 1, 1), stream=stream)
-        self.kernel(mma, *load_a, *load_b, offsets, maps, extra, n, k, sa, sb).launch(
+        self.kernel(mma, *load_a, *load_b, offsets, maps, given, n, k, sa, sb).launch(
             grid=(plan.cluster[0] * clusters, plan.cluster[1], 1), block=(128 * (1 + GROUPS), 1, 1), cluster=(*plan.cluster, 1), stream=stream)
+
+    @cute.jit
+    def widened(self, operands, areas, m, n, k, experts, stream):
+        "A and B in BF16: as they are, or dequantised into scratch memory."
+        plan, (a, b, sfa, sfb), (_, wide_a, wide_b, inexact) = self.plan, operands, areas
+        wide = at(a, BFloat16, 16), at(b, Int64, 8) if const_expr(plan.discrete) else at(b, BFloat16, 16)
+        if const_expr(plan.source is not None):
+            inexact = at(inexact, Int32, 4)
+            form, wide = (plan.source.ab, plan.source.sf, plan.source.vec), (at(wide_a, BFloat16, 128), at(wide_b, BFloat16, 128))
+            codes = [at(x, Int64, 8) if const_expr(plan.pointers) else at(x, Uint8, 16) for x in (b, sfb)]
+            Dequantise(*form).launch(at(a, Uint8, 16), at(sfa, Uint8, 16), wide[0], inexact, m, k, Int32(1), stream)
+            Dequantise(*form, plan.b_major, plan.pointers).launch(*codes, wide[1], inexact, n, k, experts, stream)
+        return wide
 
     def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple:
         "Tiled MMA of a warpgroup, loads of A and B, layouts of shared memory."
@@ -224,7 +244,7 @@ class DgluSm90(DgluHost):
 
     @cute.kernel
     def kernel(self, mma: cute.TiledMma, load_a: cute.CopyAtom, a: cute.Tensor, load_b: cute.CopyAtom, b: cute.Tensor, offsets: cute.Tensor,
-               maps: cute.Tensor, extra, n: Int32, k: Int32, layout_a: cute.ComposedLayout, layout_b: cute.ComposedLayout):
+               maps: cute.Tensor, given, n: Int32, k: Int32, layout_a: cute.ComposedLayout, layout_b: cute.ComposedLayout):
         o, plan = self.outputs, self.plan
         warp = arch.make_warp_uniform(arch.warp_idx())
         ctas = cute.make_layout((1, *plan.cluster, 1))
@@ -244,23 +264,21 @@ class DgluSm90(DgluHost):
         else:
             arch.sync_threads()
         sa, sb = swizzled(shared.a, layout_a), swizzled(shared.b, layout_b)
-        sc, sd = swizzled(shared.staging.c, extra[6]), swizzled(shared.staging.d, extra[7])
-        so = swizzled(shared.staging.out, extra[8]) if const_expr(o.out is not None) else None
-        sums = shared.staging.sums.get_tensor(cute.make_layout((2 * STEP, 4, GROUPS))) if const_expr(o.dbias) else None
+        areas = staged(o, shared.staging, given, GROUPS)
         side = plan.cluster[0]
         if warp < 4:
             arch.setmaxregister_decrease(40)
             if warp == 0:
                 load_operands(plan, ring, loads, load_a, a, load_b, b, sa, sb, ctas, place, k, maps)
             if warp == 1:
-                load_c(o, plan, 0, ring, first_c, extra[0], extra[1], sc, place, n)
+                load_c(o, plan, 0, ring, first_c, given.load_c, given.c, areas.c, place, n)
             if warp == 2:
-                load_c(o, plan, 1, ring, second_c, extra[0], extra[1], sc, place, n)
+                load_c(o, plan, 1, ring, second_c, given.load_c, given.c, areas.c, place, n)
             if warp == 3:
                 schedule_static(ring, offsets, n, arch.block_idx()[0] // side, arch.grid_dim()[0] // side, plan.rows, plan.cols)
         else:
             arch.setmaxregister_increase(232)
             if warp < 8:
-                differentiate(o, plan, 0, ring, loads, first_c, mma, sa, sb, sc, sd, so, sums, extra, place, n, k, warp - 4)
+                differentiate(o, plan, 0, ring, loads, first_c, mma, sa, sb, areas, given, place, n, k, warp - 4)
             else:
-                differentiate(o, plan, 1, ring, loads, second_c, mma, sa, sb, sc, sd, so, sums, extra, place, n, k, warp - 8)
+                differentiate(o, plan, 1, ring, loads, second_c, mma, sa, sb, areas, given, place, n, k, warp - 8)

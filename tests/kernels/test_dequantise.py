@@ -89,7 +89,7 @@ def test_every_code_with_every_scale(ab, sf, vec, major):
 def test_codes_in_any_place(ab, sf, vec, major):
     "Shuffled, so that each code comes at every place of a word beside ordinary and special ones, and each scale beside others."
     generator = torch.Generator().manual_seed(vec)
-    rows, k = 208, 512 if ab == "E2M1" else 256
+    rows, k = 80, 512 if ab == "E2M1" else 256
     q = torch.randint(256, (1, rows, 256), dtype=torch.uint8, generator=generator)
     if ab != "E2M1": q[:, :, ::64] = torch.tensor([0x7F, 0xFF, 0x7C, 0xFC], dtype=torch.uint8)
     passes(ab, sf, vec, major, q, torch.randint(256, (1, rows, k // vec), dtype=torch.uint8, generator=generator))
@@ -100,8 +100,7 @@ def random_case(ab, vec, experts, rows, k):
             torch.randint(256, (experts, rows, -(-k // vec)), dtype=torch.uint8))
 
 
-@pytest.mark.parametrize("discrete", [False, True], ids=["dense", "discrete"])
-@pytest.mark.parametrize("ab, sf, vec, major", FORMS)
+@pytest.mark.parametrize("ab, sf, vec, major, discrete", [(*f, d) for f in FORMS for d in (False, True) if not d or f[1:3] in (("E8M0", 32), ("E4M3", 16))])
 def test_shapes(ab, sf, vec, major, discrete):
     "Experts, rows that fill no atom and no thread, blocks that fill no atom, a last block that is cut."
     step = 32 if ab == "E2M1" else 16

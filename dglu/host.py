@@ -28,13 +28,13 @@ from torch import Tensor
 
 from .contract import Config, NoKernel, Problem, cluster_of
 
-# %% ../nbs/kernels/24_host.ipynb #a6575fdf
+# %% ../nbs/kernels/24_host.ipynb #d224b361
 CAPABILITY = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
 
 
 def architecture(device: torch.device) -> str:
-    "What kernels for a device are compiled for; CPU tensors mean the emulated SM100."
-    if device.type == "cpu": return "sm_100a"
+    "What kernels for a device are compiled for; CPU tensors mean an emulated chip: the one that CUTE_DSL_ARCH names, or SM100."
+    if device.type == "cpu": return wanted if (wanted := os.environ.get("CUTE_DSL_ARCH")) in CAPABILITY.values() else "sm_100a"
     return CAPABILITY[torch.cuda.get_device_capability(device)]
 
 
@@ -47,12 +47,12 @@ def load_kernels(arch: str):
     os.environ.setdefault("CUTE_DSL_ARCH", arch)
     return import_module("dglu.kernels.dglu_sm90" if arch == "sm_90a" else "dglu.kernels.dglu_sm100")
 
-# %% ../nbs/kernels/24_host.ipynb #9970a46c
+# %% ../nbs/kernels/24_host.ipynb #599e9972
 def plan_sm100(problem: Problem, kernels) -> tuple:  # Plan, Outputs
     "The Blackwell kernel's plan: tile and cluster are the caller's (contract, 'Common Parameters')."
     config = problem.config
     plan = kernels.Plan(config.mma_tiler_mn, cluster_of(config), problem.b_major, problem.weights == "discrete", config.use_dynamic_sched,
-                        **({"scaled": scaled} if (scaled := format_of_operands(problem)) else {}))
+                        format_of_operands(problem))
     return plan, outputs_of(problem, d_stages=1 if is_wide(problem) else 2)
 
 
@@ -223,12 +223,12 @@ def grid_of(problem: Problem, plan) -> int:
     tiles = tile_bound(problem.m, problem.n, problem.experts, plan.rows, plan.cols)
     return tiles if plan.dynamic else min(tiles, resident_clusters(problem.device, plan.cluster[0] * plan.cluster[1]))
 
-# %% ../nbs/kernels/24_host.ipynb #cbe28f79
+# %% ../nbs/kernels/24_host.ipynb #db0e017b
 @contextmanager
-def emulated(t: dict, scratch: Scratch):
+def emulated(arch: str, t: dict, scratch: Scratch):
     "An emulated chip that knows the tensors of a call."
     launch = import_module("dglu.emulate.launch")
-    with nullcontext(launch.Host.machine) if launch.Host.machine else launch.machine() as m:
+    with nullcontext(launch.Host.machine) if launch.Host.machine else launch.machine(arch) as m:
         for x in (*t.values(), *(have for have, _ in scratch.kept.values())):
             if isinstance(x, Tensor): m.add(x)
         yield m
@@ -243,7 +243,7 @@ def stream_of(device: torch.device) -> int:
     "The handle of torch's current stream."
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
-# %% ../nbs/kernels/24_host.ipynb #221c75bb
+# %% ../nbs/kernels/24_host.ipynb #6305cc81
 class KernelOp:
     "Runs problems of one compile key on their GPU, or on the emulated one."
     reads_addresses_only = True
@@ -259,7 +259,7 @@ class KernelOp:
             for key in ("dbias", "amax"):
                 if t.get(key) is not None: t[key].zero_()
             return
-        with emulated(t, self.scratch) if self.cpu else on_device(p.device):
+        with emulated(self.arch, t, self.scratch) if self.cpu else on_device(p.device):
             if self.launcher is None: self.launcher = Launcher(kernel(self.arch, self.plan, self.outputs, self.cpu))
             stream = stream_of(p.device)
             places = self.areas(p, stream)
@@ -271,7 +271,7 @@ class KernelOp:
         "Addresses of the scratch areas that a call needs, 0 for those that it does not."
         dbias = 8 * p.n * (p.m // self.plan.group_rows) if self.outputs.dbias else 0
         dprob = 4 * p.m * -(-p.n // self.plan.tile_n) if self.outputs.deterministic and self.outputs.dprob else 0
-        maps = (256 if getattr(self.plan, "scaled", None) else 128) * p.experts if self.plan.discrete else 0
+        maps = (256 if self.plan.scaled else 128) * p.experts if self.plan.discrete else 0
         wide = (2 * p.m * p.k, 2 * p.experts * p.n * p.k, 4) if getattr(self.plan, "source", None) else (0, 0, 0)
         sizes = dbias, dprob, maps, 4 * self.outputs.single, *wide
         return tuple([size and self.scratch.address(name, stream, size) for name, size in zip(SCRATCH, sizes)])

@@ -5,17 +5,17 @@
 # %% auto #0
 __all__ = ['DgluEpilogue', 'differentiate', 'DgluHost', 'DgluSm100', 'at']
 
-# %% ../../nbs/kernels/23_sm100.ipynb #be2eb9c7
+# %% ../../nbs/kernels/23_sm100.ipynb #87e100c6
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cuda.bindings.driver import CUstream
-from cutlass import BFloat16, Float32, Int32, Int64, Uint16, Uint32, const_expr
+from cutlass import BFloat16, Float32, Int32, Int64, Uint8, Uint16, Uint32, const_expr
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import tcgen05
 
 from .epilogue import Fragment, clear_amax, sum_dbias, sum_dprob, write_end
-from .mainloop_sm100 import ACC_STAGES, CTA_ROWS, GroupedGemm, Plan
+from .mainloop_sm100 import CTA_ROWS, GroupedGemm, Plan, release_accumulator
 from .schedule import WorkRing
 from .quantise import Norm
 from .steps import (STEP, Outputs, Pointers, begin_tile, c_pipeline, epilogue_arguments, exchange, finish_tile, load_c, registers, row_major,
@@ -43,7 +43,7 @@ class DgluEpilogue:
             plan: cutlass.Constexpr, place, n, wid):
         differentiate(self.o, plan, ring, accs, filled, acc, staged(self.o, shared, given, 1), given, place, n, wid)
 
-# %% ../../nbs/kernels/23_sm100.ipynb #f2194f35
+# %% ../../nbs/kernels/23_sm100.ipynb #5fe4a7e5
 @cute.jit
 def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, ring: WorkRing, accs: pipeline.PipelineUmmaAsync, filled: pipeline.PipelineTmaAsync,
                   acc: cute.Tensor, shared, given, place, n, wid):
@@ -56,30 +56,34 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, ring: WorkRing,
     ex = exchange(o, plan, 0, lambda atom: cute.make_tiled_copy_D(atom, t2r), tid, given, shared)
     norm = Norm.of(given.norm[0]) if const_expr(o.scaled) else None
     turn, slot = ring.reader(), Int32(0)
-    full, stage = [pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, k) for k in (ACC_STAGES, o.c_stages)]
+    full, stage = [pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, k) for k in (1, o.c_stages)]
     work, turn = ring.take(turn)
     expert, row, col, end = work
     while expert >= 0:
         row, col = plan.own_part(row, col, place)
         steps, tile = steps_of(plan, row, col, end, n), tile_of(o, given, expert, row, end)
         begin_tile(o, fr, given, regs, row + 32 * wid, lane, tile)
+        parity, shared_steps = full.phase, plan.shared_steps(full.phase, steps)
         accs.consumer_wait(full)
-        for step in cutlass.range(steps, unroll=1):
-            cute.copy(t2r, from_acc[(None, None, None, 0, step, full.index)], regs.r)
+        if shared_steps == 0:
+            release_accumulator(accs, full)
+        for i in cutlass.range(steps, unroll=1):
+            step = plan.step_at(parity, steps, i)
+            cute.copy(t2r, from_acc[(None, None, None, 0, step, parity)], regs.r)
+            if const_expr(plan.overlap > 0):
+                if i + 1 == shared_steps:
+                    release_accumulator(accs, full)
             stage, slot = treat_step(o, plan, 0, fr, given, shared, regs, ex, filled, norm, tile, stage, slot, col // STEP + step, n, tid, wid)
-        arch.fence_view_async_tmem_load()
-        arch.sync_warp()
-        if lane == 0:
-            accs.consumer_release(full)
         full.advance()
         if steps > 0:
             finish_tile(o, fr, given, regs, tile, row + 32 * wid, col // plan.tile_n)
         work, turn = ring.take(turn)
         expert, row, col, end = work
+    arch.fence_view_async_tmem_load()
     if wid == 0:
         arch.cp_async_bulk_wait_group(0)
 
-# %% ../../nbs/kernels/23_sm100.ipynb #3e4890af
+# %% ../../nbs/kernels/23_sm100.ipynb #904c0a0c
 class DgluHost:
     "The host function of a backend. A chip adds `plan`, `outputs` and `launch`. What a configuration does not have, is 0."
 
@@ -136,9 +140,10 @@ class DgluSm100(DgluHost):
         "The grouped product with its epilogue."
         plan = self.plan
         a, b, sfa, sfb = operands
-        b = at(b, Int64, 8) if const_expr(plan.discrete) else at(b, BFloat16, 16)
-        maps = cute.make_tensor(at(areas[0], Int64, 128), cute.make_layout((16, experts)))
-        self.gemm.launch(at(a, BFloat16, 16), b, ends, maps, pointers, m, n, k, experts, clusters, stream)
+        sf = plan.scaled.sf if const_expr(plan.scaled is not None) else Uint8
+        b, sfb = [at(x, Int64, 8) if const_expr(plan.discrete) else at(x, dtype, 16) for x, dtype in ((b, plan.ab), (sfb, sf))]
+        maps = cute.make_tensor(at(areas[0], Int64, 128), cute.make_layout((16, experts * (2 if const_expr(plan.scaled is not None) else 1))))
+        self.gemm.launch((at(a, plan.ab, 16), b, at(sfa, sf, 16), sfb), ends, maps, pointers, m, n, k, experts, clusters, stream)
 
 
 def at(address, dtype: type, align: int) -> cute.Pointer:

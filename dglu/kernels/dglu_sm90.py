@@ -30,7 +30,7 @@ from .steps import (STEP, Outputs, Pointers, begin_tile, c_pipeline, epilogue_ar
 
 Quad.packed = False  # no .f32x2 before Blackwell
 
-# %% ../../nbs/kernels/26_sm90.ipynb #f929defc
+# %% ../../nbs/kernels/26_sm90.ipynb #b5aba1e4
 GROUPS = 2  # warpgroups that multiply
 
 
@@ -73,6 +73,8 @@ class HopperPlan:
     def stages(self, outputs: Outputs) -> int:
         "Stages of A and B that fit beside the epilogue's staging."
         return min(8, (SMEM_BYTES - outputs.bytes(self.group_rows, GROUPS) - 1024) // self.stage_bytes)
+
+    def step_at(self, parity, steps, i): return i  # a tile's steps in order
 
     def own_part(self, row, col, place, group: int = 0) -> tuple:
         "First row and column of a group's accumulator in a cluster's tile."

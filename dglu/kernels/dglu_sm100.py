@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['DgluEpilogue', 'epilogue_arguments', 'partial_sums', 'differentiate', 'DgluHost', 'DgluSm100', 'at']
 
-# %% ../../nbs/kernels/23_sm100.ipynb #d7871497
+# %% ../../nbs/kernels/23_sm100.ipynb #07395721
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
@@ -15,7 +15,7 @@ from cutlass.cute import arch
 from cutlass.cute.nvgpu import tcgen05
 
 from .epilogue import Fragment, sum_dbias, sum_dprob
-from .mainloop_sm100 import ACC_STAGES, CTA_ROWS, GroupedGemm, Plan
+from .mainloop_sm100 import CTA_ROWS, GroupedGemm, Plan, release_accumulator
 from .schedule import WorkRing
 from .steps import (STEP, Outputs, c_pipeline, exchange, finish_rows, load_c, registers, row_scales, staging_type, step_maps, steps_of,
                                 swizzled, treat_step)
@@ -58,7 +58,7 @@ def partial_sums(scratch: cute.Pointer, rows, columns) -> cute.Tensor:
     "A row-major matrix over scratch memory."
     return cute.make_tensor(scratch, cute.make_layout((rows, columns), stride=(Int64(columns), 1)))
 
-# %% ../../nbs/kernels/23_sm100.ipynb #42e8171f
+# %% ../../nbs/kernels/23_sm100.ipynb #f788a4fb
 @cute.jit
 def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, ring: WorkRing, accs: pipeline.PipelineUmmaAsync, filled: pipeline.PipelineTmaAsync,
                   acc: cute.Tensor, sc: cute.Tensor, sd: cute.Tensor, so, sums_shared, extra, place, n, wid):
@@ -72,7 +72,7 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, ring: WorkRing,
     ex = exchange(o, plan, 0, lambda atom: cute.make_tiled_copy_D(atom, t2r), tid, extra[:6], sc, sd, so)
     r, row_sums, store_d, store_out = regs.r, regs.row_sums, extra[2], extra[4]
     turn, slot = ring.reader(), Int32(0)
-    full, stage = [pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, k) for k in (ACC_STAGES, o.c_stages)]
+    full, stage = [pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, k) for k in (1, o.c_stages)]
     work, turn = ring.take(turn)
     expert, row, col, end = work
     while expert >= 0:
@@ -80,24 +80,28 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, ring: WorkRing,
         steps, alpha2, b = steps_of(plan, row, col, end, n), alpha[expert] * alpha[expert], beta[expert]
         row_scales(regs.scales, o.act.linear, fr, prob, row + 32 * wid, lane, row < end, alpha2, b)
         row_sums.fill(0.0)
+        parity, shared_steps = full.phase, plan.shared_steps(full.phase, steps)
         accs.consumer_wait(full)
-        for step in cutlass.range(steps, unroll=1):
-            cute.copy(t2r, from_acc[(None, None, None, 0, step, full.index)], r)
+        if shared_steps == 0:
+            release_accumulator(accs, full)
+        for i in cutlass.range(steps, unroll=1):
+            step = plan.step_at(parity, steps, i)
+            cute.copy(t2r, from_acc[(None, None, None, 0, step, parity)], r)
+            if const_expr(plan.overlap > 0):
+                if i + 1 == shared_steps:
+                    release_accumulator(accs, full)
             stage, slot = treat_step(o, plan, 0, fr, regs, ex, filled, store_d, store_out, sums_shared, rows_of_dbias, stage, slot, b,
                                      row // CTA_ROWS, col // STEP + step, tid, wid)
-        arch.fence_view_async_tmem_load()
-        arch.sync_warp()
-        if lane == 0:
-            accs.consumer_release(full)
         full.advance()
         if steps > 0:
             finish_rows(o, fr, regs, dprob, rows_of_dprob, row + 32 * wid, col // plan.tile_n, alpha2, b)
         work, turn = ring.take(turn)
         expert, row, col, end = work
+    arch.fence_view_async_tmem_load()
     if wid == 0:
         arch.cp_async_bulk_wait_group(0)
 
-# %% ../../nbs/kernels/23_sm100.ipynb #f70debbb
+# %% ../../nbs/kernels/23_sm100.ipynb #ae4ee0a2
 class DgluHost:
     "The host function of a BF16 backend. A chip adds `plan`, `outputs` and `launch`."
 
@@ -122,7 +126,7 @@ class DgluHost:
         alpha, beta, prob, dprob, rows_of_dbias, rows_of_dprob = [at(x, Float32, 4) for x in (alpha, beta, prob, dprob, rows_of_dbias, rows_of_dprob)]
         ends = cute.make_tensor(at(offsets, Int32, 4), cute.make_layout(experts))
         pointers = c, d, out, alpha, beta, prob, dprob, rows_of_dbias, rows_of_dprob, n_tiles
-        self.launch(a, b, ends, cute.make_tensor(maps, cute.make_layout((16, experts))), pointers, m, n, k, experts, clusters, stream)
+        self.launch((a, b, None, None), ends, cute.make_tensor(maps, cute.make_layout((16, experts))), pointers, m, n, k, experts, clusters, stream)
         if const_expr(o.dbias):
             parts, total = partial_sums(rows_of_dbias, m // plan.group_rows, 2 * n), partial_sums(at(dbias, BFloat16, 2), experts, 2 * n)
             sum_dbias(parts, ends, total, plan.group_rows).launch(

@@ -27,7 +27,7 @@ from .steps import (STEP, Outputs, c_pipeline, exchange, finish_rows, load_c, re
 
 Quad.packed = False  # no .f32x2 before Blackwell
 
-# %% ../../nbs/kernels/26_sm90.ipynb #9f4b5250
+# %% ../../nbs/kernels/26_sm90.ipynb #c5713c97
 GROUPS = 2  # warpgroups that multiply
 
 
@@ -41,6 +41,7 @@ class HopperPlan:
     b_major: str = "k"
     discrete: bool = False
     dynamic = False            # tiles in a fixed order
+    k_tile = K_TILE
 
     @property
     def group_rows(self) -> int: return 64 * self.blocks
@@ -66,6 +67,8 @@ class HopperPlan:
     def stages(self, outputs: Outputs) -> int:
         "Stages of A and B that fit beside the epilogue's staging."
         return min(8, (SMEM_BYTES - outputs.bytes(self.group_rows, GROUPS) - 1024) // self.stage_bytes)
+
+    def step_at(self, parity, steps, i): return i  # a tile's steps in order
 
     def own_part(self, row, col, place, group: int = 0) -> tuple:
         "First row and column of a group's accumulator in a cluster's tile."
@@ -173,16 +176,16 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, group: cutlass.
     if wid == 0:
         arch.cp_async_bulk_wait_group(0)
 
-# %% ../../nbs/kernels/26_sm90.ipynb #5a0304f4
+# %% ../../nbs/kernels/26_sm90.ipynb #e91a1658
 class DgluSm90(DgluHost):
     "The host function of the SM90 BF16 backend; compile it with `cute.compile`."
 
     def __init__(self, plan: HopperPlan, outputs: Outputs): self.plan, self.outputs, self.stages = plan, outputs, plan.stages(outputs)
 
     @cute.jit
-    def launch(self, a: cute.Pointer, b: cute.Pointer, offsets: cute.Tensor, maps: cute.Tensor, pointers, m, n, k, experts, clusters, stream):
+    def launch(self, operands, offsets: cute.Tensor, maps: cute.Tensor, pointers, m, n, k, experts, clusters, stream):
         "Layouts and tensor maps, then the launches."
-        plan = self.plan
+        plan, (a, b, _, _) = self.plan, operands
         A, B = matrices(plan, a, b, m, n, k, experts)
         mma, load_a, load_b, sa, sb = self.operands(A, B)
         extra = epilogue_arguments(self.outputs, plan.group_rows, GROUPS, pointers, m, n, experts)

@@ -94,7 +94,7 @@ def tile_places(atom: cute.CopyAtom, tensor: cute.Tensor, shared: cute.Tensor, r
     tiles = cute.local_tile(tensor, (rows, columns), (None, None))
     return cpasync.tma_partition(atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(tiles, 0, 2))
 
-# %% ../../nbs/kernels/21b_steps.ipynb #7268a1d1
+# %% ../../nbs/kernels/21b_steps.ipynb #01daebae
 @cute.jit
 def steps_of(plan: cutlass.Constexpr, row, col, end, n):
     "Steps of 32 columns of R that lie inside the problem; none if the rows are another expert's."
@@ -123,9 +123,10 @@ def load_c(o: cutlass.Constexpr, plan: cutlass.Constexpr, group: cutlass.Constex
     while expert >= 0:
         if const_expr(plan.alternate == 1) or count % plan.alternate == group:
             row, col = plan.own_part(row, col, place, group)
-            for step in cutlass.range(steps_of(plan, row, col, end, n), unroll=1):
+            steps = steps_of(plan, row, col, end, n)
+            for i in cutlass.range(steps, unroll=1):
                 filled.producer_acquire(stage)
-                at = None, group * o.c_stages + stage.index
+                at, step = (None, group * o.c_stages + stage.index), plan.step_at(count & 1, steps, i)
                 cute.copy(tma, source[(None, row // plan.group_rows, col // STEP + step)], to[at], tma_bar_ptr=filled.producer_get_barrier(stage))
                 stage.advance()
         count += 1

@@ -6,7 +6,7 @@
 __all__ = ['LANE', 'atoms_of', 'scale_loads', 'scale_stages', 'ScaleLoads', 'scale_places', 'fetch_scales', 'slot_barriers',
            'scale_copy', 'ScaleSlots']
 
-# %% ../../nbs/kernels/22b_scale_factors.ipynb #1e7bddbc
+# %% ../../nbs/kernels/22b_scale_factors.ipynb #ab6ce79e
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 import cutlass.utils.blackwell_helpers as sm100
-from cutlass import Int16, Int64, const_expr, range_constexpr
+from cutlass import Int16, Int64, range_constexpr
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from .formats import ATOM_BYTES, ATOM_COLUMNS, ATOM_ROWS, SLOTS, Scaled

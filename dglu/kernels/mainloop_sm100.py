@@ -25,7 +25,7 @@ from .formats import ATOM_BYTES, SLOTS, Scaled, TmemColumns
 from .scale_factors import ScaleSlots, atoms_of, fetch_scales, scale_loads, scale_places, scale_stages, slot_barriers
 from .schedule import Answers, WorkRing, schedule_dynamic, schedule_static, threads
 
-# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #8db58eb8
+# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #c95dc393
 CTA_ROWS = 128             # rows of an accumulator: the lanes of tensor memory
 SMEM_BYTES = 227 * 1024    # of shared memory that a CTA may have
 K_TILE = 64                # BF16 elements of a 128-byte row
@@ -41,6 +41,12 @@ class Plan(TmemColumns):
     discrete: bool = False     # B behind an array of pointers
     dynamic: bool = False      # tiles handed out by the chip
     scaled: Scaled | None = None  # format of A and B; None: BF16
+
+    def __post_init__(self):
+        if self.scaled and self.tile[1] not in (64, 128, 192, 256):
+            raise ValueError(f"tile = {self.tile}: block-scaled operands need 64, 128, 192 or 256 columns, whole atoms or halves of one.")
+        if self.scaled and self.b_major == "n" and self.scaled.ab.width == 4:
+            raise ValueError('b_major = "n" with FP4: the tensor core takes FP4 only K-major. Pass "k".')
 
     @property
     def pair(self) -> bool: return self.tile[0] == 256

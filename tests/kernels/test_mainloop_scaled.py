@@ -119,3 +119,12 @@ def test_shared_columns_read_late_are_a_race(name, wrong, monkeypatch, compiled_
     monkeypatch.setattr(formats.TmemColumns, name, wrong)
     with pytest.raises(Fault, match=r"race: tcgen05\.mma.* and tcgen05\.ld.*columns from 160"):
         check(Plan(scaled=NVFP4), 544, 544, order="adversarial")
+
+
+def test_formats_and_tiles_that_are_refused():
+    with pytest.raises(ValueError, match=r"Float8E4M3FN, 16\) is no format of the tensor core. Allowed: \(Float8E4M3FN, Float8E8M0FNU, 32\)"):
+        Scaled(Float8E4M3FN, Float8E4M3FN, 16)
+    with pytest.raises(ValueError, match=r"tile = \(256, 96\): .* need 64, 128, 192 or 256"):
+        Plan(tile=(256, 96), scaled=MXFP8)
+    with pytest.raises(ValueError, match="FP4 only K-major"):
+        Plan(b_major="n", scaled=NVFP4)

@@ -28,12 +28,12 @@ from torch import Tensor
 
 from .contract import Config, NoKernel, Problem, cluster_of
 
-# %% ../nbs/kernels/24_host.ipynb #d224b361
+# %% ../nbs/kernels/24_host.ipynb #ac2e604e
 CAPABILITY = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
 
 
 def architecture(device: torch.device) -> str:
-    "What kernels for a device are compiled for; CPU tensors mean an emulated chip: the one that CUTE_DSL_ARCH names, or SM100."
+    "What kernels for a device are compiled for; CPU tensors mean an emulated chip: CUTE_DSL_ARCH's, or SM100."
     if device.type == "cpu": return wanted if (wanted := os.environ.get("CUTE_DSL_ARCH")) in CAPABILITY.values() else "sm_100a"
     return CAPABILITY[torch.cuda.get_device_capability(device)]
 
@@ -87,19 +87,21 @@ def format_of_operands(problem: Problem):
     kind = element_types()
     return Scaled(kind[problem.ab_dtype], kind[problem.sf_dtype], problem.config.sf_vec_size) if problem.family == "blockscaled" else None
 
-# %% ../nbs/kernels/24_host.ipynb #d4d4d6d8
+# %% ../nbs/kernels/24_host.ipynb #344ef7c1
 def plan_sm90(problem: Problem, kernels) -> tuple:  # HopperPlan, Outputs
     "The Hopper kernel's plan, from N, K and the types."
     wide = is_wide(problem)
     widest = 128 if wide or problem.n <= 1024 else 256 if problem.n % 256 == 0 and problem.k >= 6144 else 192
-    plan = kernels.HopperPlan(min(widest, problem.n), b_major=problem.b_major, pointers=problem.weights == "discrete", source=format_of_operands(problem))
+    plan = kernels.HopperPlan(min(widest, problem.n), b_major=problem.b_major, pointers=problem.weights == "discrete",
+                              source=format_of_operands(problem))
     return plan, outputs_of(problem, c_stages=1 if wide else 2, d_stages=1 if wide or problem.activation_dtype else 2)
 
 
 @lru_cache(maxsize=512)
 def plan_of(problem: Problem, arch: str) -> tuple:  # Plan, Outputs
     "What a kernel for a problem is compiled for."
-    if problem.config.op != "dglu": raise NoKernel("the operation = 'dsrelu': must be 'dglu', as no GPU backend has its kernel yet. Use backend='reference'.")
+    if problem.config.op != "dglu":
+        raise NoKernel("the operation = 'dsrelu': must be 'dglu', as no GPU backend has its kernel yet. Use backend='reference'.")
     return (plan_sm90 if arch == "sm_90a" else plan_sm100)(problem, load_kernels(arch))
 
 # %% ../nbs/kernels/24_host.ipynb #3f618273
@@ -116,7 +118,7 @@ def object_file(arch: str, plan, outputs) -> Path:
     key = repr((arch, plan, outputs, own, version("nvidia-cutlass-dsl"))).encode()
     return cache_folder() / f"dglu_{arch}_{hashlib.sha256(key).hexdigest()[:32]}.o"
 
-# %% ../nbs/kernels/24_host.ipynb #33ae36fc
+# %% ../nbs/kernels/24_host.ipynb #a79feb59
 NAME = "dglu_kernel"  # of the function inside an object file
 
 
@@ -142,8 +144,8 @@ def store(compiled, file: Path):
         os.replace(Path(folder) / "k.o", file)
 
 
-TENSORS = ("a", "b", "sfa", "sfb", "c", "d_row", "d_col", "activation_out", "sfd_row", "sfd_col", "amax", "norm_const", "padded_offsets", "alpha", "beta",
-           "prob", "dprob", "dbias")
+TENSORS = ("a", "b", "sfa", "sfb", "c", "d_row", "d_col", "activation_out", "sfd_row", "sfd_col", "amax", "norm_const", "padded_offsets",
+           "alpha", "beta", "prob", "dprob", "dbias")
 DISCRETE = ("a", "b_ptrs", "sfa", "sfb_ptrs", *TENSORS[4:])
 SCRATCH = ("rows_of_dbias", "rows_of_dprob", "maps", "last", "wide_a", "wide_b", "inexact")
 SIZES = ("m", "n", "k", "experts", "clusters")

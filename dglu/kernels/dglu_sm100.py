@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['DgluEpilogue', 'differentiate', 'DgluHost', 'DgluSm100', 'at']
 
-# %% ../../nbs/kernels/23_sm100.ipynb #87e100c6
+# %% ../../nbs/kernels/23_sm100.ipynb #dbea45c9
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
@@ -18,8 +18,8 @@ from .epilogue import Fragment, clear_amax, sum_dbias, sum_dprob, write_end
 from .mainloop_sm100 import CTA_ROWS, GroupedGemm, Plan, release_accumulator
 from .schedule import WorkRing
 from .quantise import Norm
-from .steps import (STEP, Outputs, Pointers, begin_tile, c_pipeline, epilogue_arguments, exchange, finish_tile, load_c, registers, row_major,
-                                staged, staging_type, steps_of, swizzled, tile_of, treat_step)
+from .steps import (STEP, Outputs, Pointers, begin_tile, c_pipeline, epilogue_arguments, exchange, finish_tile, load_c, registers,
+                                row_major, staged, staging_type, steps_of, swizzled, tile_of, treat_step)
 
 # %% ../../nbs/kernels/23_sm100.ipynb #29d09f39
 class DgluEpilogue:

@@ -136,7 +136,7 @@ def skip(state, stages):
     to = state.index + stages
     return pipeline.PipelineState(state.stages, state.count + stages, to % state.stages, state.phase ^ (to // state.stages & 1))
 
-# %% ../../nbs/kernels/26_sm90.ipynb #6c079e02
+# %% ../../nbs/kernels/26_sm90.ipynb #dc096752
 @cute.jit
 def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, group: cutlass.Constexpr, ring: WorkRing, loads: pipeline.PipelineTmaAsync,
                   filled: pipeline.PipelineTmaAsync, mma: cute.TiledMma, sa: cute.Tensor, sb: cute.Tensor, shared, given, place, n, k, wid):
@@ -169,7 +169,8 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, group: cutlass.
                     for i in range_constexpr(plan.blocks):
                         for q in range_constexpr(16):
                             regs.r[16 * i + q] = acc[plan.tile_n // 2 * i + 16 * step + q]
-                    stage, slot = treat_step(o, plan, group, fr, given, shared, regs, ex, filled, norm, tile, stage, slot, col // STEP + step, n, tid, wid)
+                    stage, slot = treat_step(o, plan, group, fr, given, shared, regs, ex, filled, norm, tile, stage, slot, col // STEP + step, n,
+                                             tid, wid)
             if steps > 0:
                 finish_tile(o, fr, given, regs, tile, row + 16 * wid, col // plan.tile_n)
         count += 1
@@ -178,12 +179,13 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, group: cutlass.
     if wid == 0:
         arch.cp_async_bulk_wait_group(0)
 
-# %% ../../nbs/kernels/26_sm90.ipynb #8409bde7
+# %% ../../nbs/kernels/26_sm90.ipynb #e9b42373
 class DgluSm90(DgluHost):
     "The host function of the SM90 backend; compile it with `cute.compile`."
 
     def __init__(self, plan: HopperPlan, outputs: Outputs):
-        if outputs.scaled and plan.blocks != 1: raise ValueError(f"blocks = {plan.blocks}: must be 1 with scale factors of D, whose blocks are 32 rows.")
+        if outputs.scaled and plan.blocks != 1:
+            raise ValueError(f"blocks = {plan.blocks}: must be 1 with scale factors of D, whose blocks are 32 rows.")
         self.plan, self.outputs, self.stages = plan, outputs, plan.stages(outputs)
 
     @cute.jit

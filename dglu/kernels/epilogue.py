@@ -268,7 +268,7 @@ def add_columns(sums, j: int, columns: list):
         for more in parts[1:]: total = total + more
         sums[first + 2 * j], sums[first + 2 * j + 1] = between_rows(arch.add_packed_f32x2, lambda x, y: x + y, total)
 
-# %% ../../nbs/kernels/21_epilogue.ipynb #4292163e
+# %% ../../nbs/kernels/21_epilogue.ipynb #c008cd0a
 def added(a: list, b: list) -> list:
     "Sums of two lists, two at a time where that is one instruction."
     if len(a) % 2 or not Quad.packed: return [x + y for x, y in zip(a, b)]
@@ -276,7 +276,7 @@ def added(a: list, b: list) -> list:
 
 
 def fold(v, count: int, lane_bits: tuple, lane, join: Callable = added, least: int = 1):
-    "Join v[0:count] over the lanes that differ in the bits; each bit, first to last, also picks which half a lane keeps while there is more than the least."
+    "Join v[0:count] over the lanes that differ in the bits; each bit, first to last, also picks which half a lane keeps, down to the least."
     n = count
     for bit in lane_bits:
         mine = other = [v[k] for k in range(n)]

@@ -6,12 +6,12 @@
 __all__ = ['RCP_MAX', 'scale_code', 'Norm', 'larger', 'row_peaks', 'holder', 'column_peaks', 'sharers', 'row_codes',
            'publish_columns', 'column_codes', 'to_codes', 'convert', 'sf_place', 'gathered']
 
-# %% ../../nbs/kernels/21b_quantise.ipynb #e52ba8f2
+# %% ../../nbs/kernels/21b_quantise.ipynb #c4f6a923
 from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float8E4M3FN, Float8E5M2, Float32, Int32, Int64, const_expr, range_constexpr
+from cutlass import Float8E4M3FN, Float8E5M2, Float32, Int32, Int64
 from cutlass.cute import arch
 from cutlass.cutlass_dsl import select_
 

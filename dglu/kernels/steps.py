@@ -112,7 +112,7 @@ def swizzled(memory, layout: cute.ComposedLayout) -> cute.Tensor:
     "A field of shared memory as a tensor."
     return memory.get_tensor(layout.outer, swizzle=layout.inner)
 
-# %% ../../nbs/kernels/21c_steps.ipynb #49af4e61
+# %% ../../nbs/kernels/21c_steps.ipynb #a5e0543c
 class Pointers(NamedTuple):
     "Device memory of the epilogue, and the number of tiles along N."
     c: object
@@ -173,8 +173,9 @@ def epilogue_arguments(o: Outputs, rows: int, groups: int, p: Pointers, m, n, ex
     store_col, d_col, _ = tile(store, p.d_col, o.d, 2, o.d_stages * o.copies) if o.d_col else (None, None, None)
     store_out, out, layout_out = tile(store, p.out, o.out, 1, o.d_stages) if o.out else (None, None, None)
     scales = 4 * Int64(m) * cute.ceil_div(n, 64)  # bytes of either tensor of scale factors
-    return Given(load_c, c, store_d, d, store_col, d_col, store_out, out, layout_c, layout_d, layout_out, vector(p.sfd_row, scales), vector(p.sfd_col, scales),
-                 vector(p.amax, 2 * experts), vector(p.norm, 1), vector(p.offsets, experts), vector(p.alpha, experts), vector(p.beta, experts),
+    return Given(load_c, c, store_d, d, store_col, d_col, store_out, out, layout_c, layout_d, layout_out, vector(p.sfd_row, scales),
+                 vector(p.sfd_col, scales), vector(p.amax, 2 * experts), vector(p.norm, 1), vector(p.offsets, experts), vector(p.alpha, experts),
+                 vector(p.beta, experts),
                  vector(p.prob, m), vector(p.dprob, m), row_major(p.rows_of_dbias, m // rows, 2 * n), row_major(p.rows_of_dprob, p.n_tiles, m))
 
 
@@ -228,7 +229,7 @@ def load_c(o: cutlass.Constexpr, plan: cutlass.Constexpr, group: cutlass.Constex
         expert, row, col, end = work
     filled.producer_tail(stage)
 
-# %% ../../nbs/kernels/21c_steps.ipynb #b7884057
+# %% ../../nbs/kernels/21c_steps.ipynb #a213ab98
 class Registers(NamedTuple):
     "Fragments of a step, and what lasts for a tile."
     r: object
@@ -278,8 +279,9 @@ def exchange(o: Outputs, plan, group: int, tiled: Callable, tid, given: Given, s
             cute.make_copy_atom(CopyUniversalOp(), dtype, num_bits_per_copy=2 * dtype.width))
         return tiled(atom).get_slice(tid)
     take_c, give_d, rows = copy(warp.LdMatrix8x8x16bOp, o.c), copy(warp.StMatrix8x8x16bOp, o.d), plan.group_rows
+    halves_c, halves_d = [cute.flat_divide(x, (rows, STEP)) for x in (shared.c, shared.d)]
     col = tile_places(given.store_col, given.d_col, shared.d, rows, 2 * STEP)[1] if o.d_col else None
-    parts = [take_c, take_c.partition_S(cute.flat_divide(shared.c, (rows, STEP))), give_d, give_d.partition_D(cute.flat_divide(shared.d, (rows, STEP))),
+    parts = [take_c, take_c.partition_S(halves_c), give_d, give_d.partition_D(halves_d),
              *tile_places(given.store_d, given.d, shared.d, rows, 2 * STEP), col, None, None, None, None]
     if o.out is not None:
         give = copy(warp.StMatrix8x8x16bOp, o.out)
@@ -343,7 +345,7 @@ def give_step(ex: Exchange, gate, up, slot):
     "dgate and dup to a slot of shared memory."
     for half, of in enumerate((gate, up)): cute.copy(ex.give_d, ex.give_d.retile(of), ex.to_d[(None, None, None, 0, half, slot)])
 
-# %% ../../nbs/kernels/21c_steps.ipynb #8a90c527
+# %% ../../nbs/kernels/21c_steps.ipynb #2b052aa3
 @cute.jit
 def give_quantised(fr: cutlass.Constexpr, norm: Norm, regs: Registers, ex: Exchange, rows: list, ordinary, codes: cute.Tensor,
                    flags: cute.Tensor, lane, wid, slot):
@@ -356,7 +358,8 @@ def give_quantised(fr: cutlass.Constexpr, norm: Norm, regs: Registers, ex: Excha
 
 
 @cute.jit
-def store_codes(o: cutlass.Constexpr, fr: cutlass.Constexpr, given: Given, tile: Tile, word, codes: cute.Tensor, step, n, lane, wid, tid):
+def store_codes(o: cutlass.Constexpr, fr: cutlass.Constexpr, given: Given, tile: Tile, word, codes: cute.Tensor, step, n, lane, wid,
+                tid):
     "Scale factors of a step to SFD_row and SFD_col (design page, 'Numerics decisions')."
     m, row = cute.size(given.prob), tile.row + 16 * fr.blocks * wid + folded_row(fr, lane)
     if fr.blocks == 2 or lane % 4 < 2:
@@ -372,10 +375,10 @@ def store_codes(o: cutlass.Constexpr, fr: cutlass.Constexpr, given: Given, tile:
         else:
             given.sfd_col[place // 2] = Uint16(word)
 
-# %% ../../nbs/kernels/21c_steps.ipynb #1f3ba9d4
+# %% ../../nbs/kernels/21c_steps.ipynb #58b38194
 @cute.jit
-def treat_step(o: cutlass.Constexpr, plan: cutlass.Constexpr, group: cutlass.Constexpr, fr: cutlass.Constexpr, given: Given, shared: Staged, regs: Registers,
-               ex: Exchange, filled: pipeline.PipelineTmaAsync, norm, tile: Tile, stage, slot, step, n, tid, wid):
+def treat_step(o: cutlass.Constexpr, plan: cutlass.Constexpr, group: cutlass.Constexpr, fr: cutlass.Constexpr, given: Given, shared: Staged,
+               regs: Registers, ex: Exchange, filled: pipeline.PipelineTmaAsync, norm, tile: Tile, stage, slot, step, n, tid, wid):
     "R in regs to D, its scale factors, the activation, dprob and dbias; `step` counts 32 columns of R."
     lane, d_slot, out_slot = arch.lane_idx(), o.copies * (group * o.d_stages + slot), group * o.d_stages + slot
     number = tile.row // plan.group_rows

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['STEP', 'Outputs', 'staging_type', 'Staged', 'staged', 'swizzled', 'Pointers', 'Given', 'epilogue_arguments',
-           'row_major', 'tile_places', 'steps_of', 'c_pipeline', 'load_c', 'Registers', 'registers', 'Exchange',
-           'exchange', 'Tile', 'tile_of', 'begin_tile', 'take_step', 'give_step', 'give_quantised', 'store_codes',
-           'treat_step', 'send_step', 'finish_tile']
+           'row_major', 'tile_places', 'steps_of', 'c_pipeline', 'of_group', 'load_c', 'Registers', 'registers',
+           'Exchange', 'exchange', 'Tile', 'tile_of', 'begin_tile', 'take_step', 'give_step', 'give_quantised',
+           'store_codes', 'treat_step', 'send_step', 'finish_tile']
 
 # %% ../../nbs/kernels/21c_steps.ipynb #8e2fcccc
 from collections.abc import Callable
@@ -189,7 +189,7 @@ def tile_places(atom: cute.CopyAtom, tensor: cute.Tensor, shared: cute.Tensor, r
     tiles = cute.local_tile(tensor, (rows, columns), (None, None))
     return cpasync.tma_partition(atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(tiles, 0, 2))
 
-# %% ../../nbs/kernels/21c_steps.ipynb #01daebae
+# %% ../../nbs/kernels/21c_steps.ipynb #f704348f
 @cute.jit
 def steps_of(plan: cutlass.Constexpr, row, col, end, n):
     "Steps of 32 columns of R that lie inside the problem; none if the rows are another expert's."
@@ -199,15 +199,20 @@ def steps_of(plan: cutlass.Constexpr, row, col, end, n):
     return steps
 
 
-def c_pipeline(o: Outputs, rows: int, barriers: cute.Pointer) -> pipeline.PipelineTmaAsync:
-    "Full and free barriers of C's stages, for one group of four warps."
+def c_pipeline(o: Outputs, rows: int, barriers: cute.Pointer, groups: int = 1) -> pipeline.PipelineTmaAsync:
+    "Full and free barriers of C's stages; each group of four warps has `c_stages` of them."
     alone = cute.make_layout((1, 1, 1, 1))
-    return pipeline.PipelineTmaAsync.create(num_stages=o.c_stages, producer_group=threads(1), consumer_group=threads(4), defer_sync=True,
+    return pipeline.PipelineTmaAsync.create(num_stages=groups * o.c_stages, producer_group=threads(1), consumer_group=threads(4), defer_sync=True,
                                             tx_count=2 * rows * STEP * o.c.width // 8, barrier_storage=barriers, cta_layout_vmnk=alone)
 
 
+def of_group(state: pipeline.PipelineState, group) -> pipeline.PipelineState:
+    "A group's state of its own stages, as a state of all groups'."
+    return pipeline.PipelineState(state.stages, state.count, group * state.stages + state.index, state.phase)
+
+
 @cute.jit
-def load_c(o: cutlass.Constexpr, plan: cutlass.Constexpr, group: cutlass.Constexpr, ring: WorkRing, filled: pipeline.PipelineTmaAsync,
+def load_c(o: cutlass.Constexpr, plan: cutlass.Constexpr, group, ring: WorkRing, filled: pipeline.PipelineTmaAsync,
            tma: cute.CopyAtom, c: cute.Tensor, sc: cute.Tensor, place, n):
     "A warp that loads C: the steps of every piece of work of a group."
     to, source = tile_places(tma, c, sc, plan.group_rows, 2 * STEP)
@@ -220,16 +225,16 @@ def load_c(o: cutlass.Constexpr, plan: cutlass.Constexpr, group: cutlass.Constex
             row, col = plan.own_part(row, col, place, group)
             steps = steps_of(plan, row, col, end, n)
             for i in cutlass.range(steps, unroll=1):
-                filled.producer_acquire(stage)
-                at, step = (None, group * o.c_stages + stage.index), plan.step_at(count & 1, steps, i)
-                cute.copy(tma, source[(None, row // plan.group_rows, col // STEP + step)], to[at], tma_bar_ptr=filled.producer_get_barrier(stage))
+                own, step = of_group(stage, group), plan.step_at(count & 1, steps, i)
+                filled.producer_acquire(own)
+                cute.copy(tma, source[(None, row // plan.group_rows, col // STEP + step)], to[(None, own.index)],
+                          tma_bar_ptr=filled.producer_get_barrier(own))
                 stage.advance()
         count += 1
         work, turn = ring.take(turn)
         expert, row, col, end = work
-    filled.producer_tail(stage)
 
-# %% ../../nbs/kernels/21c_steps.ipynb #a213ab98
+# %% ../../nbs/kernels/21c_steps.ipynb #f99a6dfe
 class Registers(NamedTuple):
     "Fragments of a step, and what lasts for a tile."
     r: object
@@ -272,7 +277,7 @@ class Exchange(NamedTuple):
     slot_written: object
 
 
-def exchange(o: Outputs, plan, group: int, tiled: Callable, tid, given: Given, shared: Staged) -> Exchange:
+def exchange(o: Outputs, plan, group, tiled: Callable, tid, given: Given, shared: Staged) -> Exchange:
     "Of one group of warps; `tiled(atom)` is the tiled copy whose fragments are those of the accumulator."
     def copy(op, dtype):
         atom = cute.make_copy_atom(op(transpose=False, num_matrices=4), dtype) if dtype.width == 16 else (
@@ -327,16 +332,17 @@ def begin_tile(o: cutlass.Constexpr, fr: cutlass.Constexpr, given: Given, regs: 
             if const_expr(o.act.linear):
                 scales[0, h, i], scales[1, h, i] = tile.alpha2 * p * tile.beta, p * tile.beta * tile.beta
 
-# %% ../../nbs/kernels/21c_steps.ipynb #d18b78f1
+# %% ../../nbs/kernels/21c_steps.ipynb #afcc0835
 @cute.jit
-def take_step(ex: Exchange, filled: pipeline.PipelineTmaAsync, regs: Registers, stage, slot):
+def take_step(ex: Exchange, filled: pipeline.PipelineTmaAsync, regs: Registers, stage, group):
     "Gate and up of a step into registers; the stage is given back."
-    filled.consumer_wait(stage)
+    own = of_group(stage, group)
+    filled.consumer_wait(own)
     for half, into in enumerate((regs.gate, regs.up)):
-        cute.copy(ex.take_c, ex.from_c[(None, None, None, 0, half, slot)], ex.take_c.retile(into))
+        cute.copy(ex.take_c, ex.from_c[(None, None, None, 0, half, own.index)], ex.take_c.retile(into))
     arch.sync_warp()
     if arch.lane_idx() == 0:
-        filled.consumer_release(stage)
+        filled.consumer_release(own)
     stage.advance()
     return stage
 
@@ -375,14 +381,14 @@ def store_codes(o: cutlass.Constexpr, fr: cutlass.Constexpr, given: Given, tile:
         else:
             given.sfd_col[place // 2] = Uint16(word)
 
-# %% ../../nbs/kernels/21c_steps.ipynb #58b38194
+# %% ../../nbs/kernels/21c_steps.ipynb #ecdf34e8
 @cute.jit
-def treat_step(o: cutlass.Constexpr, plan: cutlass.Constexpr, group: cutlass.Constexpr, fr: cutlass.Constexpr, given: Given, shared: Staged,
+def treat_step(o: cutlass.Constexpr, plan: cutlass.Constexpr, group, fr: cutlass.Constexpr, given: Given, shared: Staged,
                regs: Registers, ex: Exchange, filled: pipeline.PipelineTmaAsync, norm, tile: Tile, stage, slot, step, n, tid, wid):
     "R in regs to D, its scale factors, the activation, dprob and dbias; `step` counts 32 columns of R."
     lane, d_slot, out_slot = arch.lane_idx(), o.copies * (group * o.d_stages + slot), group * o.d_stages + slot
     number = tile.row // plan.group_rows
-    stage = take_step(ex, filled, regs, stage, group * o.c_stages + stage.index)
+    stage = take_step(ex, filled, regs, stage, group)
     glu_step(o.act, fr, regs.r, regs.gate, regs.up, regs.dgate, regs.dup, regs.out, regs.scales, regs.row_sums, regs.sums, tile.beta, o.op, regs.amax)
     word, rows, ordinary, codes, flags = None, None, None, None, None
     if const_expr(o.scaled):

@@ -9,7 +9,7 @@ __all__ = ['CAPABILITY', 'NAME', 'TENSORS', 'DISCRETE', 'SCRATCH', 'SIZES', 'arc
            'Launcher', 'resident_clusters', 'grid_of', 'emulated', 'on_device', 'stream_of', 'KernelOp',
            'compile_problem']
 
-# %% ../nbs/kernels/24_host.ipynb #74ed6f55
+# %% ../nbs/kernels/24_host.ipynb #6428403e
 import ctypes
 import hashlib
 import os
@@ -26,7 +26,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .contract import Config, NoKernel, Problem, cluster_of
+from . import reference
+from .contract import Config, NoKernel, Problem, cluster_of, fail
 
 # %% ../nbs/kernels/24_host.ipynb #ac2e604e
 CAPABILITY = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
@@ -245,7 +246,7 @@ def stream_of(device: torch.device) -> int:
     "The handle of torch's current stream."
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
-# %% ../nbs/kernels/24_host.ipynb #6305cc81
+# %% ../nbs/kernels/24_host.ipynb #7b35de64
 class KernelOp:
     "Runs problems of one compile key on their GPU, or on the emulated one."
     reads_addresses_only = True
@@ -268,6 +269,17 @@ class KernelOp:
             clusters = self.grids.get(p.m) or self.grids.setdefault(p.m, grid_of(p, self.plan))
             given = [t.get(key) for key in self.keys]
             self.launcher(*[0 if x is None else x.data_ptr() for x in given], *places, p.m, p.n, p.k, p.experts, clusters, stream)
+
+    def check_exact(self, p: Problem, t: dict):
+        "Whether BF16 holds every block-scaled operand, where they are dequantised; reads them all (`validate=True`)."
+        if not getattr(self.plan, "source", None): return
+        rows = [slice(i, i + reference.CHUNK) for i in range(0, p.m, reference.CHUNK)]
+        a = (reference.scaled(t["a"][r, :, 0], reference.scale_rows(p, t["sfa"], slice(r.start, min(r.stop, p.m))), p, torch.float64) for r in rows)
+        for name, parts in (("a_tensor", a), ("the weights", reference.expert_weights(p, t, torch.float64))):
+            lost = sum(int((x.bfloat16().double() != x).sum() - x.isnan().sum()) for x in parts)
+            if lost:
+                fail(f"{name} with its scale factors", f"{lost} elements outside BF16's range", "numbers that BF16 holds, as Hopper multiplies BF16",
+                     "Use scale factors nearer to 1, or backend='reference'.")
 
     def areas(self, p: Problem, stream: int) -> tuple:
         "Addresses of the scratch areas that a call needs, 0 for those that it does not."

@@ -4,14 +4,14 @@
 __all__ = ['BF16_MAX', 'exact_scales', 'float32_bits', 'decoded', 'scale_value', 'has_special', 'is_lost', 'scaled_elements',
            'scale_address', 'chunk_at', 'scale_codes', 'outside', 'Dequantise', 'dequantised_formats']
 
-# %% ../../nbs/kernels/25b_dequantise.ipynb #036c7b64
+# %% ../../nbs/kernels/25b_dequantise.ipynb #b8d54e88
 import math
 import struct
 
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import BFloat16, Float4E2M1FN, Float8E4M3FN, Float8E5M2, Float8E8M0FNU, Float32, Int32, Int64, Uint8, Uint32, const_expr
+from cutlass import BFloat16, Float4E2M1FN, Float8E4M3FN, Float8E5M2, Float8E8M0FNU, Float32, Int32, Int64, Uint8, Uint32, const_expr, range_constexpr
 from cutlass.cute import arch
 from cutlass.cutlass_dsl import select_
 
@@ -59,7 +59,7 @@ def has_special(words: list,  # Int32: four codes each
     for w in words: found = found | (w & 0x7F7F7F7F) + (0x80 - first) * 0x01010101
     return found & ~0x7F7F7F7F != 0
 
-# %% ../../nbs/kernels/25b_dequantise.ipynb #53ec1744
+# %% ../../nbs/kernels/25b_dequantise.ipynb #6b901f27
 BF16_MAX = 255 * 2.0**120
 
 
@@ -72,9 +72,9 @@ def is_lost(x: Float32,   # an element
     return (z < y) | (z > y) | (size(x) <= fmt.max) & (size(y) > BF16_MAX)
 
 
-def scaled_elements(words,          # Int32 (4): 16 bytes of codes
+def scaled_elements(words,          # Int32: codes
                     scales: list,   # Float32, each for as many of the elements
-                    y,              # float32 (16 or 32): written
+                    y,              # float32 (8): written
                     fmt: Format,
                     careful: bool,  # special codes may occur, and what is lost counts
                     count: bool,    # E8M0 scales: something can be lost
@@ -122,10 +122,12 @@ def outside(codes: list, fmt: Format):
     for c in codes[1:]: found = found | (c < low) | (c > high)
     return found
 
-# %% ../../nbs/kernels/25b_dequantise.ipynb #1c65f36e
+# %% ../../nbs/kernels/25b_dequantise.ipynb #8cfbaf41
 class Dequantise:
     "Codes and scales to BF16, dense (experts, rows, K): compile `launch` with `cute.compile`."
     threads = 256  # of a block
+    chunk = 8      # elements: 16 bytes of BF16
+    batch = 4      # lines that are asked for at once
 
     def __init__(self, ab: type,  # Float8E4M3FN, Float8E5M2 or Float4E2M1FN
                  sf: type,        # Float8E8M0FNU or Float8E4M3FN
@@ -133,8 +135,8 @@ class Dequantise:
                  major: str = "k",        # "n": rows are contiguous (FP8)
                  discrete: bool = False):  # q and sf are arrays of addresses
         self.fmt, self.sf = dequantised_formats(ab, sf, vec, major)
-        self.vec, self.by_row, self.discrete, self.chunk = vec, major == "k", discrete, 128 // self.fmt.bits
-        self.lines = 4 if self.by_row else vec  # that a thread goes through
+        self.vec, self.by_row, self.discrete, self.words = vec, major == "k", discrete, self.chunk * self.fmt.bits // 32
+        self.lines = 8 if self.by_row else vec  # that a thread goes through
 
     @cute.jit
     def launch(self, q: cute.Pointer,    # codes (experts, rows, K), or (experts, K, rows) for major "n"; or (experts,) addresses
@@ -157,7 +159,7 @@ class Dequantise:
         if first < lines:
             row, group = (first, place * self.chunk // self.vec) if const_expr(self.by_row) else (place * self.chunk, first // self.vec)
             before, begin = chunk_at(expert, Uint32(0), Uint32(0), lines, across), chunk_at(Int32(0), first, place, lines, across)
-            source = self.chunks(self.of_expert(q, expert, 16 * before) + 16 * begin, Int32, across)
+            source = self.chunks(self.of_expert(q, expert, 4 * self.words * before) + 4 * self.words * begin, Int32, across)
             target = self.chunks(out + 2 * self.chunk * (before + begin), BFloat16, across)
             scale = scale_address(self.of_expert(sf, expert, sf_bytes * expert), row, group, rest_k)
             lost = self.convert(source, target, scale, Int32(cutlass.min(lines - first, self.lines)), across)
@@ -171,27 +173,39 @@ class Dequantise:
 
     def chunks(self, address, dtype: type, across) -> cute.Tensor:
         "(elements of a chunk, chunks) from an address on."
-        size = 4 if dtype is Int32 else self.chunk
-        return cute.make_tensor(at(address, dtype, 16), cute.make_layout((size, Int64(across) * self.lines), stride=(1, size)))
+        size = self.words if dtype is Int32 else self.chunk
+        return cute.make_tensor(at(address, dtype, size * dtype.width // 8), cute.make_layout((size, Int64(across) * self.lines), stride=(1, size)))
 
     @cute.jit
     def convert(self, source: cute.Tensor, target: cute.Tensor, scale: Int64, lines: Int32, across: Uint32) -> Int32:
         "A chunk of each line; how many elements are lost."
-        words, y, z = [cute.make_rmem_tensor(n, t) for n, t in ((4, Int32), (self.chunk, Float32), (self.chunk, BFloat16))]
-        blocks, lost, ends = max(1, self.chunk // self.vec), Int32(0), self.sf == E8M0
+        words, y, z = [cute.make_rmem_tensor(n, t) for n, t in (((self.words, self.batch), Int32), (self.chunk, Float32), (self.chunk, BFloat16))]
+        lost, ends = Int32(0), self.sf == E8M0
         shared = None if self.by_row else scale_codes(scale, self.chunk, 1)
-        for i in cutlass.range(lines, unroll=1):
-            cute.autovec_copy(source[None, Int64(i) * across], words)
-            codes = scale_codes(scale + 16 * i, 1, blocks) if const_expr(self.by_row) else shared
-            scales, odd = [scale_value(c, self.sf) for c in codes], outside(codes, self.fmt) if ends else False
-            if const_expr(self.fmt != E2M1):
-                odd = odd | has_special([words[j] for j in range(4)], self.fmt)
-            if odd:
-                lost += scaled_elements(words, scales, y, self.fmt, True, ends)
-            else:
-                scaled_elements(words, scales, y, self.fmt, False, ends)
-            z.store(y.load().to(BFloat16))
-            cute.autovec_copy(z, target[None, Int64(i) * across])
+        for i in cutlass.range(cute.ceil_div(lines, self.batch), unroll=1):
+            codes = [shared] * self.batch
+            for j in range_constexpr(self.batch):
+                at = cutlass.min(self.batch * i + j, lines - 1)  # past the end: the last line again
+                cute.autovec_copy(source[None, Int64(at) * across], words[None, j])
+                if const_expr(self.by_row):
+                    codes[j] = scale_codes(scale + 16 * at, 1, 1)
+            for j in range_constexpr(self.batch):
+                if self.batch * i + j < lines:
+                    lost += self.one_line([words[w, j] for w in range(self.words)], codes[j], y, ends)
+                    z.store(y.load().to(BFloat16))
+                    cute.autovec_copy(z, target[None, Int64(self.batch * i + j) * across])
+        return lost
+
+    @cute.jit
+    def one_line(self, words: list, codes: list, y: cute.Tensor, ends: cutlass.Constexpr) -> Int32:
+        "The elements of a chunk into y; how many are lost."
+        scales, odd, lost = [scale_value(c, self.sf) for c in codes], outside(codes, self.fmt) if ends else False, Int32(0)
+        if const_expr(self.fmt != E2M1):
+            odd = odd | has_special(words, self.fmt)
+        if odd:
+            lost += scaled_elements(words, scales, y, self.fmt, True, ends)
+        else:
+            scaled_elements(words, scales, y, self.fmt, False, ends)
         return lost
 
 

@@ -6,7 +6,7 @@
 __all__ = ['LANE', 'atoms_of', 'scale_loads', 'scale_stages', 'ScaleLoads', 'scale_places', 'fetch_scales', 'slot_barriers',
            'scale_copy', 'ScaleSlots']
 
-# %% ../../nbs/kernels/22b_scale_factors.ipynb #ab6ce79e
+# %% ../../nbs/kernels/22b_scale_factors.ipynb #2a8fd3e5
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 import cutlass.utils.blackwell_helpers as sm100
 from cutlass import Int16, Int64, range_constexpr
+from cutlass.cute import arch
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from .formats import ATOM_BYTES, ATOM_COLUMNS, ATOM_ROWS, SLOTS, Scaled
@@ -96,7 +97,7 @@ def scale_copy(f: Scaled, group: tcgen05.CtaGroup, shared: cute.Tensor, to: cute
     part = copy.get_slice(0)
     return copy, tcgen05.get_s2t_smem_desc_tensor(copy, part.partition_S(source)), part.partition_D(slots)
 
-# %% ../../nbs/kernels/22b_scale_factors.ipynb #fd7001ec
+# %% ../../nbs/kernels/22b_scale_factors.ipynb #49e4652a
 @dataclass(frozen=True)
 class ScaleSlots:
     "Scale factors of two stages in tensor memory."
@@ -129,8 +130,8 @@ class ScaleSlots:
             mma.set(field, at + (4 * ATOM_COLUMNS * atoms * (self.f.atoms_k * slot.index + atom) + 4 * column + byte))
 
     def leave(self, slot):
-        "The slot is free once the products before are done."
-        self.free.arrive(slot.index, None, self.group)
+        "The slot is free once the products before are done; commits are of the products' CTA group, as all of a kernel's must be (PTX ISA, tcgen05)."
+        with arch.elect_one(): tcgen05.commit(self.free.get_barrier(slot.index), None, self.group)
 
     @cute.jit
     def drain(self, slot):

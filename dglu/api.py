@@ -59,8 +59,8 @@ def kernel_missing(device: torch.device, capabilities: tuple, module: str, needs
     if find_spec("cutlass") is None: return "nvidia-cutlass-dsl is not installed: pip install 'dglu[kernels]'"
     return None
 
-# %% ../nbs/api/30_api.ipynb #fd89c8a3
-SM100 = "a CUDA GPU of capability 10.0 or 10.3 (Blackwell) and nvidia-cutlass-dsl"
+# %% ../nbs/api/30_api.ipynb #c393a334
+SM100 = "a CUDA GPU of capability 10.0 or 10.3 (Blackwell), or 10.7 (Rubin, MXFP8 alone), and nvidia-cutlass-dsl"
 SM90 = "a CUDA GPU of capability 9.0 (Hopper) and nvidia-cutlass-dsl"
 EMULATE = "CPU tensors and nvidia-cutlass-dsl"
 
@@ -82,7 +82,7 @@ def run_reference(problem: Problem, t: dict):
 
 
 BACKENDS = {b.name: b for b in (
-    Backend("sm100", SM100, lambda d: kernel_missing(d, ((10, 0), (10, 3)), "dglu.host", SM100), kernel_of("dglu.host")),
+    Backend("sm100", SM100, lambda d: kernel_missing(d, ((10, 0), (10, 3), (10, 7)), "dglu.host", SM100), kernel_of("dglu.host")),
     Backend("sm90", SM90, lambda d: kernel_missing(d, ((9, 0),), "dglu.host", SM90), kernel_of("dglu.host")),
     Backend("emulate", EMULATE, emulator_missing, kernel_of("dglu.host")),
     Backend("reference", "torch, any device", lambda d: None, lambda problem: run_reference))}

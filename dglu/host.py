@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['CAPABILITY', 'NAME', 'TENSORS', 'DISCRETE', 'SCRATCH', 'SIZES', 'architecture', 'load_kernels', 'plan_sm100',
-           'is_wide', 'outputs_of', 'element_types', 'format_of_operands', 'plan_sm90', 'plan_of', 'cache_folder',
-           'object_file', 'build', 'stand_in_arguments', 'store', 'kernel', 'stand_in', 'precompile', 'Scratch',
-           'Launcher', 'resident_clusters', 'grid_of', 'emulated', 'on_device', 'stream_of', 'KernelOp',
+           'is_wide', 'outputs_of', 'element_types', 'format_of_operands', 'plan_sm90', 'check_rubin', 'plan_of',
+           'cache_folder', 'object_file', 'build', 'stand_in_arguments', 'store', 'kernel', 'stand_in', 'precompile',
+           'Scratch', 'Launcher', 'resident_clusters', 'grid_of', 'emulated', 'on_device', 'stream_of', 'KernelOp',
            'compile_problem']
 
-# %% ../nbs/kernels/24_host.ipynb #6428403e
+# %% ../nbs/kernels/24_host.ipynb #c3900e3e
 import ctypes
 import hashlib
 import os
@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .contract import Config, NoKernel, Problem, cluster_of, fail
+from .contract import FP8, Config, NoKernel, Problem, cluster_of, fail
 
-# %% ../nbs/kernels/24_host.ipynb #ac2e604e
-CAPABILITY = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
+# %% ../nbs/kernels/24_host.ipynb #c7169fad
+CAPABILITY = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a", (10, 7): "sm_107a"}
 
 
 def architecture(device: torch.device) -> str:
@@ -88,7 +88,7 @@ def format_of_operands(problem: Problem):
     kind = element_types()
     return Scaled(kind[problem.ab_dtype], kind[problem.sf_dtype], problem.config.sf_vec_size) if problem.family == "blockscaled" else None
 
-# %% ../nbs/kernels/24_host.ipynb #344ef7c1
+# %% ../nbs/kernels/24_host.ipynb #27afb07e
 def plan_sm90(problem: Problem, kernels) -> tuple:  # HopperPlan, Outputs
     "The Hopper kernel's plan, from N, K and the types."
     wide = is_wide(problem)
@@ -98,11 +98,22 @@ def plan_sm90(problem: Problem, kernels) -> tuple:  # HopperPlan, Outputs
     return plan, outputs_of(problem, c_stages=1 if wide else 2, d_stages=1 if wide or problem.activation_dtype else 2)
 
 
+def check_rubin(problem: Problem):
+    "What SM107 has a kernel for (contract, 'Environment' and 'Backend dispatch')."
+    for name, found, allowed in (("the type of A and B", problem.ab_dtype, FP8),
+                                 ("the scale factors' type", problem.sf_dtype, (torch.float8_e8m0fnu,)),
+                                 ("act_func", problem.config.act_func, ("dswiglu", "dgeglu")),
+                                 ("scale factors of D wanted", "sfd" in problem.outputs, (True,))):
+        if found not in allowed:
+            raise NoKernel(f"{name} = {found}: must be {' or '.join(map(str, allowed))} on capability 10.7. Use backend='reference'.")
+
+
 @lru_cache(maxsize=512)
 def plan_of(problem: Problem, arch: str) -> tuple:  # Plan, Outputs
     "What a kernel for a problem is compiled for."
     if problem.config.op != "dglu":
         raise NoKernel("the operation = 'dsrelu': must be 'dglu', as no GPU backend has its kernel yet. Use backend='reference'.")
+    if arch == "sm_107a": check_rubin(problem)
     return (plan_sm90 if arch == "sm_90a" else plan_sm100)(problem, load_kernels(arch))
 
 # %% ../nbs/kernels/24_host.ipynb #3f618273

@@ -6,8 +6,8 @@
 __all__ = ['CODE', 'LANES', 'EMIT', 'RUNTIME', 'TIER', 'Unmodelled', 'Fault', 'Mods', 'width', 'constant', 'Gen', 'get',
            'float_constant', 'view', 'put', 'finish', 'merge', 'old', 'emits', 'runtime', 'emit_instr', 'effect_only',
            'under_guard', 'lanes', 'Block', 'branch', 'table_branch', 'leave', 'translate_block', 'named',
-           'name_registers', 'local_registers', 'Program', 'translate', 'install', 'text_of', 'lazy', 'chain_from',
-           'counted', 'note_types', 'joined', 'count_blocks']
+           'name_registers', 'local_registers', 'Program', 'one_cta_group', 'translate', 'install', 'text_of', 'lazy',
+           'chain_from', 'counted', 'note_types', 'joined', 'count_blocks']
 
 # %% ../../nbs/machine/14_translate.ipynb #d7c660ae
 from collections import Counter
@@ -380,7 +380,7 @@ def local_registers(chain: list, often: Counter) -> frozenset:
     mine = Counter(x for b in chain for x in b.names)
     return frozenset(x for x, n in mine.items() if n == often[x])
 
-# %% ../../nbs/machine/14_translate.ipynb #64090648
+# %% ../../nbs/machine/14_translate.ipynb #7c6b7a8f
 TIER = dict(after=12,       # runs of a block before it is written anew
             least=16,       # lines that are worth it
             most=2000,      # instructions of a chain
@@ -402,8 +402,17 @@ class Program:
     lines: dict = field(default_factory=dict)   # code object -> instruction of each of its lines
 
 
+def one_cta_group(fn: Function):
+    "A kernel's tcgen05 instructions all name the same CTA group (PTX ISA, tcgen05; ptxas refuses others from CUDA 13 on)."
+    groups = {m: i for i in fn.code if i.op == "tcgen05" for m in i.mods if m.startswith("cta_group::")}
+    if len(groups) > 1:
+        lines = ", ".join(f"{m} at PTX line {i.line}" for m, i in sorted(groups.items()))
+        raise Fault("cta_group", f"{fn.name} has instructions of both CTA groups ({lines}). Give every one the group of the products.")
+
+
 def translate(fn: Function, waits, symbols, *, keep: bool = False) -> Program:
     "All blocks of a function: `waits(ins)` says where a warp may have to be resumed, `symbols` resolves names; keep: registers stay to be looked at."
+    one_cta_group(fn)
     numbers = {reg: n for n, reg in enumerate(fn.regs)}
     starts = block_starts(fn, waits)
     where = {s: i for i, s in enumerate(starts)}

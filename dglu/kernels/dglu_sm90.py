@@ -137,7 +137,7 @@ def skip(state, stages):
     to = state.index + stages
     return pipeline.PipelineState(state.stages, state.count + stages, to % state.stages, state.phase ^ (to // state.stages & 1))
 
-# %% ../../nbs/kernels/26_sm90.ipynb #8a4a1102
+# %% ../../nbs/kernels/26_sm90.ipynb #47e8b126
 @cute.jit
 def choose_step(plan: cutlass.Constexpr, acc: cute.Tensor, r: cute.Tensor, step):
     "The accumulator's registers of a step, which is not known before the kernel runs."
@@ -181,7 +181,8 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, group, ring: Wo
             mma, read, release = multiply(plan, group, loads, mma, a, b, acc, read, release, k_tiles)
             for step in cutlass.range(steps, unroll=1):
                 choose_step(plan, acc, regs.r, step)
-                stage, slot = treat_step(o, plan, group, fr, given, shared, regs, ex, filled, norm, tile, stage, slot, col // STEP + step, n, tid, wid)
+                stage, slot = treat_step(o, plan, group, fr, given, shared, regs, ex, filled, norm, tile, stage, slot, col // STEP + step, n, tid,
+                                         wid)
             if steps > 0:
                 finish_tile(o, fr, given, regs, tile, row + 16 * wid, col // plan.tile_n)
         count += 1

@@ -151,27 +151,31 @@ def check(backend: str = typer.Option("reference", help="sm100, sm90, emulate, r
               + (f"; it has no kernel yet for {without} more" if without else ""))
     if failed or not done: raise typer.Exit(1)
 
-# %% ../nbs/api/35_cli.ipynb #996b0afd
-def combinations(weights, b_major, act_func, dbias, schedule, c, d) -> list:  # of dglu.contract.Problem
-    "The BF16 problems that a command line asks for; dGeGLU with both of its filters."
+# %% ../nbs/api/35_cli.ipynb #d954fcb1
+def combinations(weights, b_major, act_func, dbias, schedule, c, d, operands) -> list:  # of dglu.contract.Problem
+    "The problems that a command line asks for; dGeGLU on BF16 with both of its filters. MXFP8 has FP8 D, whatever `d` says of the others."
     from dglu.contract import Config
-    from dglu.host import stand_in
+    from dglu.host import OPERANDS, stand_in
     import torch
     types = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+    def d_types(form): return [torch.float8_e4m3fn] if form == "mxfp8" else [types[x] for x in d]
     for name, given, allowed in (("weights", weights, ("dense", "discrete")), ("b-major", b_major, ("k", "n")),
-                                 ("act", act_func, ("dswiglu", "dgeglu")), ("dbias", dbias, ("with", "without")),
+                                 ("act", act_func, ("dswiglu", "dgeglu", "dsituglu")), ("operands", operands, OPERANDS),
+                                 ("dbias", dbias, ("with", "without")),
                                  ("schedule", schedule, ("static", "dynamic")), ("c", c, types), ("d", d, types)):
         for x in given:
             if x not in allowed: stop(f"{name} = {x!r}: must be one of {', '.join(map(repr, allowed))}. Leave it out for the default.", 2)
-    acts = [(a, f) for a in act_func for f in ((None,) if a == "dswiglu" else ("value", "mask"))]
-    return [stand_in(Config(act_func=a, geglu_filter=f, b_major=major, use_dynamic_sched=order == "dynamic"), w, types[x], types[y],
-                     ("dbias",) if bias == "with" else ())
-            for (a, f), w, major, bias, order, x, y in product(acts, weights, b_major, dbias, schedule, c, d)]
+    acts = [(form, a, f) for form in operands for a in act_func if form != "bf16" or a != "dsituglu"
+            for f in (("value", "mask") if (form, a) == ("bf16", "dgeglu") else (None,))]
+    return [stand_in(Config(act_func=a, geglu_filter=f, b_major="k" if form.endswith("4") else major, use_dynamic_sched=order == "dynamic"), w,
+                     types[x], y, ("dbias",) if bias == "with" else (), operands=form)
+            for (form, a, f), w, major, bias, order, x in product(acts, weights, b_major, dbias, schedule, c) for y in d_types(form)]
 
 
 @app.command("compile")
-def compile_kernels(arch: str = typer.Option("sm_100a", help="sm_100a or sm_103a."),
-                    act: list[str] = typer.Option(["dswiglu"], help="dswiglu, dgeglu; may be given twice, as all that follow."),
+def compile_kernels(arch: str = typer.Option("sm_100a", help="sm_100a, sm_103a; sm_107a for MXFP8."),
+                    act: list[str] = typer.Option(["dswiglu"], help="dswiglu, dgeglu, dsituglu; may be given twice, as all that follow."),
+                    operands: list[str] = typer.Option(["bf16"], help="A and B: bf16, mxfp8, mxfp4, nvfp4."),
                     weights: list[str] = typer.Option(["dense"], help="dense, discrete."),
                     b_major: list[str] = typer.Option(["k"], help="k, n."),
                     dbias: list[str] = typer.Option(["with", "without"], help="A bias gradient: with, without."),
@@ -179,11 +183,12 @@ def compile_kernels(arch: str = typer.Option("sm_100a", help="sm_100a or sm_103a
                     c: list[str] = typer.Option(["bf16"], help="Type of C: bf16, f16, f32."),
                     d: list[str] = typer.Option(["bf16"], help="Type of D: bf16, f16, f32.")):
     "Compile SM100 kernels into the cache, on any machine."
-    if arch not in ("sm_100a", "sm_103a"): stop(f"arch = {arch!r}: must be 'sm_100a' or 'sm_103a'. Other chips compile at their first call.", 2)
+    if arch not in ("sm_100a", "sm_103a", "sm_107a"):
+        stop(f"arch = {arch!r}: must be 'sm_100a', 'sm_103a' or 'sm_107a'. Other chips compile at their first call.", 2)
     if find_spec("cutlass") is None: stop("nvidia-cutlass-dsl is not installed: pip install 'dglu[kernels]'", 2)
     from dglu.host import precompile
     out = console()
-    for problem in combinations(weights, b_major, act, dbias, schedule, c, d):
+    for problem in combinations(weights, b_major, act, dbias, schedule, c, d, operands):
         file = precompile(problem, arch)
         words = problem.config.act_func, problem.config.geglu_filter or "", problem.weights, problem.b_major, *sorted(problem.outputs)
         out.print(f"{file.name}  {' '.join(words)}")

@@ -153,7 +153,7 @@ def test_adversarial_order(case, ctas, seed, fresh_grid):
     assert grid[:2] == ctas
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", ["e4m3", "mxfp4", "nvfp4"])
 def test_few_clusters_take_many_tiles(fmt, fresh_grid):
     "A persistent pair that goes through several experts and tiles, some of them with a few steps only."
     with machine(sms=2) as m:
@@ -495,7 +495,7 @@ def last_bit(x):
     return torch.where(x == 0, INF, torch.ldexp((whole & -whole).double(), exponent - 53))
 
 
-@pytest.mark.parametrize("fmt, act", [*(("e4m3", act) for act in EXACT), ("e5m2", "dswiglu"), ("mxfp4", "dgeglu"), ("mxfp4", "dswiglu"), ("nvfp4", "dsituglu")])
+@pytest.mark.parametrize("fmt, act", [*(("e4m3", act) for act in EXACT), ("e5m2", "dswiglu"), ("mxfp4", "dswiglu"), ("nvfp4", "dsituglu")])
 def test_exact_arithmetic_gives_the_references_bytes(fmt, act):
     "Where float32 rounds nothing before the outputs' own rounding, every byte is the reference's, in any order of additions."
     for norm in (1.0, 3.7) if fmt == "e4m3" else (1.0,): exact_bytes(fmt, act, norm)

@@ -187,7 +187,7 @@ def on_stream(stream, device: torch.device):
     if stream is None or device.type != "cuda": return nullcontext()
     return torch.cuda.stream(stream if isinstance(stream, torch.cuda.Stream) else torch.cuda.ExternalStream(int(stream), device))
 
-# %% ../nbs/api/30_api.ipynb #6232cd9b
+# %% ../nbs/api/30_api.ipynb #5e68dfcf
 def run_checked(problem: Problem, t: dict, run: Callable, validate: bool | None, stream):
     "Aliasing, values, then the compiled function."
     one_of("validate", validate, (None, True, False), "None reads values where that is free.")
@@ -196,7 +196,7 @@ def run_checked(problem: Problem, t: dict, run: Callable, validate: bool | None,
     if problem.weights == "discrete": t = t | experts_of(problem, t, validate)
     check_aliasing(t)
     check_values(problem, t, validate)
-    if validate and hasattr(run, "check_exact"): run.check_exact(problem, t)
+    if hasattr(run, "check_values") and reads_values(problem, validate): run.check_values(problem, t)
     if problem.family == "bf16" and problem.config.act_func == "dgeglu" and problem.config.geglu_filter is None:
         warnings.warn(VALUE_FILTER, stacklevel=4)
     with on_stream(stream, problem.device): run(problem, t)

@@ -220,9 +220,9 @@ def table(result: dict) -> list:  # of rows
                      "of quack": ms["dglu, activation"] / ms["quack"] if "quack" in ms else None})
     return rows
 
-# %% ../nbs/results/43_hopper.ipynb #f26ec218
-COLUMNS = ("floor", "dglu", "dglu, activation", "quack", "grouped_mm", "unfused", "dglu, mxfp8", "dglu, nvfp4", "TFLOP/s", "GB/s", "of floor", "of grouped_mm",
-           "of quack")
+# %% ../nbs/results/43_hopper.ipynb #70d76fbb
+COLUMNS = ("floor", "dglu", "dglu, activation", "quack", "grouped_mm", "unfused", "dglu, mxfp8", "dglu, nvfp4", "TFLOP/s", "GB/s", "of floor",
+           "of grouped_mm", "of quack")
 
 
 def lines(result: dict) -> list:  # of str
@@ -230,7 +230,7 @@ def lines(result: dict) -> list:  # of str
     ceiling, cases = result["ceilings"], result.get("cases", {"ok": 0, "all": 0})
     head = ", ".join(f"{name}: {value}" for name, value in result["versions"].items())
     out = [head, f"ceilings: {ceiling['tflops']:.0f} TFLOP/s, {ceiling['tbytes']:.2f} TB/s; cases on the GPU: {cases['ok']} of {cases['all']} ok", ""]
-    out.append(f"{'M, K, N, experts':24}" + "".join(f"{c.replace('dglu, activation', '+ act.').replace('dglu, ', ''):>13}" for c in COLUMNS))
+    out.append(f"{'M, K, N, experts':24}" + "".join(f"{c.replace('dglu, activation', '+ act.').replace('dglu, ', '').replace('grouped_mm', 'gmm'):>13}" for c in COLUMNS))
     for row in table(result):
         numbers = (f"{row[c]:13.{0 if c in ('TFLOP/s', 'GB/s') else 3}f}" if row.get(c) is not None else f"{'-':>13}" for c in COLUMNS)
         out.append(f"{', '.join(map(str, row['shape'])):24}" + "".join(numbers))

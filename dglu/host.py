@@ -7,9 +7,9 @@ __all__ = ['CAPABILITY', 'NAME', 'TENSORS', 'DISCRETE', 'SCRATCH', 'SIZES', 'OPE
            'plan_sm100', 'is_wide', 'outputs_of', 'element_types', 'format_of_operands', 'plan_sm90', 'check_rubin',
            'plan_of', 'cache_folder', 'object_file', 'build', 'stand_in_arguments', 'store', 'kernel', 'stand_in',
            'precompile', 'Scratch', 'Launcher', 'resident_clusters', 'grid_of', 'emulated', 'on_device', 'stream_of',
-           'KernelOp', 'compile_problem']
+           'KernelOp', 'check_padding', 'compile_problem']
 
-# %% ../nbs/kernels/24_host.ipynb #99a36782
+# %% ../nbs/kernels/24_host.ipynb #d73938d1
 import ctypes
 import hashlib
 import os
@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from . import reference
+from .quant import to_values, unpack_sf
 from .contract import FP8, HALF, Config, NoKernel, Problem, cluster_of, fail
 
 # %% ../nbs/kernels/24_host.ipynb #c7169fad
@@ -264,7 +265,7 @@ def stream_of(device: torch.device) -> int:
     "The handle of torch's current stream."
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
-# %% ../nbs/kernels/24_host.ipynb #7b35de64
+# %% ../nbs/kernels/24_host.ipynb #5537e9f8
 class KernelOp:
     "Runs problems of one compile key on their GPU, or on the emulated one."
     reads_addresses_only = True
@@ -288,8 +289,9 @@ class KernelOp:
             given = [t.get(key) for key in self.keys]
             self.launcher(*[0 if x is None else x.data_ptr() for x in given], *places, p.m, p.n, p.k, p.experts, clusters, stream)
 
-    def check_exact(self, p: Problem, t: dict):
-        "Whether BF16 holds every block-scaled operand, where they are dequantised; reads them all (`validate=True`)."
+    def check_values(self, p: Problem, t: dict):
+        "What this chip's kernel asks of the values of block-scaled operands, beyond the contract; reads them all."
+        if p.is_fp4 and p.k % 64 and self.arch != "sm_90a": check_padding(p, t)
         if not getattr(self.plan, "source", None): return
         rows = [slice(i, i + reference.CHUNK) for i in range(0, p.m, reference.CHUNK)]
         a = (reference.scaled(t["a"][r, :, 0], reference.scale_rows(p, t["sfa"], slice(r.start, min(r.stop, p.m))), p, torch.float64) for r in rows)
@@ -307,6 +309,17 @@ class KernelOp:
         wide = (2 * p.m * p.k, 2 * p.experts * p.n * p.k, 4) if getattr(self.plan, "source", None) else (0, 0, 0)
         sizes = dbias, dprob, maps, 4 * self.outputs.single, *wide
         return tuple([size and self.scratch.address(name, stream, size) for name, size in zip(SCRATCH, sizes)])
+
+
+def check_padding(p: Problem, t: dict):
+    "A product of FP4 reads the scale factors of 64 elements of K: where K ends between, those past it, times zeros. They must not be NaN."
+    vec, dense = p.config.sf_vec_size, p.weights == "dense"
+    b = [t["sfb"][..., e] for e in range(p.experts)] if dense else reference.expert_scales(p, t)
+    for name, parts, rows in (("sfa_tensor", [t["sfa"][..., 0]], p.m), ("sfb_tensor" if dense else "sfb_ptrs", b, p.n)):
+        for sf in parts:
+            past = unpack_sf(sf[..., None].view(torch.uint8), rows, (p.k + 32) // vec)[0, :, p.k // vec:]
+            if to_values(past.contiguous().view(p.sf_dtype)).isnan().any():
+                fail(f"{name} past K = {p.k}", "a NaN", "finite up to the next multiple of 64", "Zero the padding; dglu.quant.pack_sf does.")
 
 
 def compile_problem(problem: Problem) -> KernelOp:

@@ -43,7 +43,7 @@ def srelu_backward(g: Tensor,  # (m, N), the product G
     square, p = slope * slope, 1.0 if prob is None else prob
     return p * 2 * upstream * slope, (upstream * square).sum(1), p * square
 
-# %% ../nbs/spec/04_reference.ipynb #a89de078
+# %% ../nbs/spec/04_reference.ipynb #262992c6
 def widen(t: Tensor,  # BF16, FP16, FP32, FP8, or FP4 packed along its last dimension
           dtype: torch.dtype,  # float32 or float64
           ) -> Tensor:
@@ -57,7 +57,7 @@ def scaled(q: Tensor,  # (rows, stored K)
     "An operand's values, scale factors applied."
     if sf is None: return widen(q, dtype)
     blocks = ceil_div(p.k, p.config.sf_vec_size)
-    return dequantize(q, unpack_sf(sf[..., None], q.shape[0], blocks)[0], sf_vec_size=p.config.sf_vec_size).to(dtype)
+    return dequantize(q, unpack_sf(sf[..., None], q.shape[0], blocks)[0], sf_vec_size=p.config.sf_vec_size, dtype=dtype)
 
 # %% ../nbs/spec/04_reference.ipynb #64858dd9
 def expert_weights(p: Problem, t: dict, dtype: torch.dtype) -> Iterator[Tensor]:  # (N, K) each

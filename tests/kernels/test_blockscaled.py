@@ -326,6 +326,14 @@ def test_padding_of_scales(fmt, table):
     for k, byte in table.items(): holds(replace(SMALL[fmt], k=k), padded(replace(SMALL[fmt], k=k), byte))
 
 
+@pytest.mark.parametrize("weights, name", [("dense", "sfb_tensor"), ("discrete", "sfb_ptrs")])
+def test_a_nan_where_a_product_reads_past_k_is_refused(weights, name):
+    case = replace(SMALL["nvfp4"], k=96, weights=weights)
+    t = make_tensors(case, 0)
+    raw(t["sfb"] if weights == "dense" else t["sfb_ptrs"].experts[0])[0, 0, 0, 3, 1, 0] = 0x7F  # block 7 of row 0; K has 6
+    with pytest.raises(ValueError, match=f"{name} past K = 96"): execute(case, t, "emulate")
+
+
 def tiny(t):
     "Subnormal FP8 elements, and scale factors whose product takes R below float32's normal numbers."
     for key in "ab": t[key].copy_((t[key].float() * 2.0**-6).to(t[key].dtype))

@@ -220,7 +220,7 @@ def table(result: dict) -> list:  # of rows
                      "of quack": ms["dglu, activation"] / ms["quack"] if "quack" in ms else None})
     return rows
 
-# %% ../nbs/results/43_hopper.ipynb #70d76fbb
+# %% ../nbs/results/43_hopper.ipynb #77c8e8e4
 COLUMNS = ("floor", "dglu", "dglu, activation", "quack", "grouped_mm", "unfused", "dglu, mxfp8", "dglu, nvfp4", "TFLOP/s", "GB/s", "of floor",
            "of grouped_mm", "of quack")
 
@@ -230,7 +230,8 @@ def lines(result: dict) -> list:  # of str
     ceiling, cases = result["ceilings"], result.get("cases", {"ok": 0, "all": 0})
     head = ", ".join(f"{name}: {value}" for name, value in result["versions"].items())
     out = [head, f"ceilings: {ceiling['tflops']:.0f} TFLOP/s, {ceiling['tbytes']:.2f} TB/s; cases on the GPU: {cases['ok']} of {cases['all']} ok", ""]
-    out.append(f"{'M, K, N, experts':24}" + "".join(f"{c.replace('dglu, activation', '+ act.').replace('dglu, ', '').replace('grouped_mm', 'gmm'):>13}" for c in COLUMNS))
+    short = {"dglu, activation": "+ act.", "dglu, mxfp8": "mxfp8", "dglu, nvfp4": "nvfp4", "of grouped_mm": "of gr._mm"}
+    out.append(f"{'M, K, N, experts':24}" + "".join(f"{short.get(c, c):>13}" for c in COLUMNS))
     for row in table(result):
         numbers = (f"{row[c]:13.{0 if c in ('TFLOP/s', 'GB/s') else 3}f}" if row.get(c) is not None else f"{'-':>13}" for c in COLUMNS)
         out.append(f"{', '.join(map(str, row['shape'])):24}" + "".join(numbers))

@@ -7,18 +7,18 @@ __all__ = ['shadow_of', 'global_race', 'ld_global', 'columns', 'spread', 'st_glo
            'st_shared', 'ld_generic', 'st_generic', 'local_index', 'ld_local', 'st_local', 'ld_param', 'access',
            'emit_ld_param', 'emit_ld', 'emit_st']
 
-# %% ../../nbs/machine/19c_loadstore.ipynb #b7af36f2
+# %% ../../nbs/machine/19c_loadstore.ipynb #95d5bc51
 import numpy as np
 
 from .addresses import LOCAL_WINDOW, SHARED_WINDOW, SHIFT, SPACES, STEP
 from .addresses import address, aligned, here, param_offsets, place, say, shared_of, words_of
-from .memory import Shadow, bank_passes, check_read, check_write, race
+from .memory import Shadow, bank_passes, bytes_of_words, check_narrow_write, check_read, check_write, race
 from .numbers import i8, u1, u4, u8
 from .order import strong_load, strong_store
 from .translate import CODE, LANES, Fault, Gen, Mods, Unmodelled, emits, get, lanes, put, runtime, width
 from .warp import LANE, full
 
-# %% ../../nbs/machine/19c_loadstore.ipynb #627cf97e
+# %% ../../nbs/machine/19c_loadstore.ipynb #69dbbb6e
 def shadow_of(a):
     "A global allocation's shadow, made when first needed."
     if a.wrote is None:
@@ -28,17 +28,15 @@ def shadow_of(a):
 
 def global_race(w, a, rel, total: int, ins, write: bool):
     "Ordered against other warps and asynchronous operations?"
-    if total < 4 and write and a.narrow is None:
-        a.narrow = Shadow(a.data.size, a.name)
-    places = [(shadow_of(a), words_of(rel, total), 4)]
-    if a.narrow is not None:
-        places.append((a.narrow, (rel.astype(i8)[:, None] + np.arange(total)).ravel(), 1))
-    for sh, idx, size in places:
-        for table in (sh.wrote, sh.read) if write else (sh.wrote,):
-            hit = sh.unknown(table, idx, w.know.seen)
+    sh, idx = shadow_of(a), words_of(rel, total)
+    if total < 4 and write:
+        return check_narrow_write(sh, rel, total, w.seg, w.know, w.machine.trace, lambda: say(w, ins)) or w.machine.trace.note(w.seg, ins)
+    places = [(sh, idx, 4)] + ([(sh.narrow, bytes_of_words(idx), 1)] if sh.narrow is not None else [])
+    for table_of, where, size in places:
+        for table in (table_of.wrote, table_of.read) if write else (table_of.wrote,):
+            hit = table_of.unknown(table, where, w.know.seen)
             if hit:
                 race(a.name, f"byte {hit[0] * size}", w.machine.trace.name(hit[1]), say(w, ins), "Order them with a barrier, or release and acquire.")
-    sh, idx, _ = places[-1] if total < 4 else places[0]
     (sh.wrote if write else sh.read)[idx] = w.seg
     w.machine.trace.note(w.seg, ins)
 
@@ -100,14 +98,15 @@ def st_global(w, addr, values, n: int, m, how: str, ins):
     for j, v in enumerate(values):
         a.view(n)[idx + j if j else idx] = v if m is None else v[m]
 
-# %% ../../nbs/machine/19c_loadstore.ipynb #dfc57e9a
+# %% ../../nbs/machine/19c_loadstore.ipynb #bf8c6a7b
 def shared_check(w, c, off, total: int, ins, write: bool):
     "Initialised? Ordered?"
     sh = c.smem.shadow
     idx = words_of(off, total)
     if w.machine.races:
         def what(): return say(w, ins)
-        (check_write if write else check_read)(sh, idx, w.seg, w.know, w.machine.trace, what)
+        if write and total < 4: check_narrow_write(sh, off, total, w.seg, w.know, w.machine.trace, what)
+        else: (check_write if write else check_read)(sh, idx, w.seg, w.know, w.machine.trace, what)
         w.machine.trace.note(w.seg, ins)
     elif write:
         sh.wrote[idx] = 1

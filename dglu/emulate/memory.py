@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RANK_SHIFT', 'RESERVED', 'POISON', 'Allocation', 'Global', 'Trace', 'Knowledge', 'distinct', 'Shadow', 'race',
-           'check_read', 'check_write', 'Shared', 'bank_passes']
+           'check_read', 'bytes_of_words', 'check_write', 'check_order', 'check_narrow_write', 'Shared', 'bank_passes']
 
 # %% ../../nbs/machine/17_memory.ipynb #a387be52
 from bisect import bisect_right
@@ -15,13 +15,13 @@ import numpy as np
 from .numbers import u1
 from .translate import Fault
 
-# %% ../../nbs/machine/17_memory.ipynb #36808201
+# %% ../../nbs/machine/17_memory.ipynb #900e4a4b
 class Allocation:
     "A range of memory: base address, bytes, and views of other word sizes."
 
     def __init__(self, base: int, data: np.ndarray, name: str, keep=None):
         self.base, self.data, self.name, self.keep = base, data, name, keep
-        self.end, self.wrote, self.narrow, self._views = base + data.size, None, None, {}
+        self.end, self.wrote, self._views = base + data.size, None, {}
 
     def view(self, n: int) -> np.ndarray:
         "The bytes as unsigned words of n bytes."
@@ -111,7 +111,7 @@ class Knowledge:
     def copy(self) -> "Knowledge":
         return Knowledge(self.seen, self.proxied)
 
-# %% ../../nbs/machine/17_memory.ipynb #34709e0e
+# %% ../../nbs/machine/17_memory.ipynb #ba5ebcd1
 def distinct(segs: np.ndarray) -> set:
     "The different values of an array; nearly always there is one."
     if segs.size == 0:
@@ -126,7 +126,12 @@ class Shadow:
     "Last writer and last reader of each word of a memory."
 
     def __init__(self, words: int, place: str):
-        self.wrote, self.read, self.place = np.zeros(words, np.int32), np.zeros(words, np.int32), place
+        self.wrote, self.read, self.place, self.narrow = np.zeros(words, np.int32), np.zeros(words, np.int32), place, None
+
+    def by_bytes(self) -> "Shadow":
+        "Of the stores that are narrower than a word: an entry for each byte, from the first such store on."
+        if self.narrow is None: self.narrow = Shadow(4 * len(self.wrote), self.place)
+        return self.narrow
 
     def unknown(self, table: np.ndarray, idx, seen: int):
         "The first of these words whose segment is not in `seen`: (word, segment) or None."
@@ -138,7 +143,7 @@ class Shadow:
                 return int(word), s
         return None
 
-# %% ../../nbs/machine/17_memory.ipynb #eedb4d41
+# %% ../../nbs/machine/17_memory.ipynb #47f5701f
 def race(place: str, word, first: str, second: str, why: str):
     "Raise the fault of two unordered accesses."
     raise Fault("race", f"{second} and {first} touch {place} {word} with nothing that orders them. {why}")
@@ -159,18 +164,47 @@ def check_read(sh: Shadow, idx, seg: int, know: Knowledge, trace: Trace, what, p
             raise Fault("proxy", f"{what()} reads {sh.place} {hex(hit[0] * scale)} through the async proxy; {trace.name(hit[1])} wrote it "
                                  "through the generic one. "
                                  "Put fence.proxy.async between the store and the barrier.")
+    if sh.narrow is not None:
+        part = bytes_of_words(idx)
+        hit = sh.narrow.unknown(sh.narrow.wrote, part, know.seen & (know.proxied if proxy else -1))
+        if hit:
+            race(sh.place, hex(hit[0]), trace.name(hit[1]), what(), "Wait on the barrier after the write" + ", with fence.proxy.async before it." * proxy)
     sh.read[idx] = seg
 
-# %% ../../nbs/machine/17_memory.ipynb #758240c3
+
+def bytes_of_words(idx) -> np.ndarray:
+    "Indices of the bytes of some words."
+    words = np.arange(idx.start, idx.stop) if isinstance(idx, slice) else np.asarray(idx).ravel()
+    return (4 * words[:, None] + np.arange(4)).ravel()
+
+# %% ../../nbs/machine/17_memory.ipynb #11aa6550
 def check_write(sh: Shadow, idx, seg: int, know: Knowledge, trace: Trace, what, scale: int = 4):
     "A write of words `idx`: ordered after the last write and the last read."
+    check_order(sh, idx, know, trace, what, scale)
+    if sh.narrow is not None:
+        part = bytes_of_words(idx)
+        check_order(sh.narrow, part, know, trace, what, 1)
+        sh.narrow.wrote[part] = sh.narrow.read[part] = 0
+    sh.wrote[idx] = seg
+    sh.read[idx] = 0
+
+
+def check_order(sh: Shadow, idx, know: Knowledge, trace: Trace, what, scale: int):
+    "A write of entries `idx` comes after the last write and the last read."
     for table, verb in ((sh.wrote, "written"), (sh.read, "read")):
         hit = sh.unknown(table, idx, know.seen)
         if hit:
             race(sh.place, hex(hit[0] * scale), f"{trace.name(hit[1])}, by which it was {verb},", what(),
                  "Release the buffer (barrier, wait_group.read, commit) before it is written again.")
-    sh.wrote[idx] = seg
-    sh.read[idx] = 0
+
+
+def check_narrow_write(sh: Shadow, at: np.ndarray, size: int, seg: int, know: Knowledge, trace: Trace, what):
+    "A write of one or two bytes at each of `at`: two warps may write neighbours in a word."
+    words, part = at.astype(np.int64) >> 2, (at.astype(np.int64)[:, None] + np.arange(size)).ravel()
+    check_order(sh, words, know, trace, what, 4)
+    check_order(sh.by_bytes(), part, know, trace, what, 1)
+    sh.narrow.wrote[part], sh.narrow.read[part] = seg, 0
+    sh.wrote[words] = np.maximum(sh.wrote[words], 1)        # something is there
 
 # %% ../../nbs/machine/17_memory.ipynb #6e752f5a
 RANK_SHIFT, RESERVED, POISON = 24, 1024, 0xCB

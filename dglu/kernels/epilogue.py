@@ -8,20 +8,21 @@ __all__ = ['LOG2E', 'EXPONENT_MAX', 'TANH', 'Fragment', 'Quad', 'load_quad', 'ei
            'after', 'largest', 'add_columns', 'added', 'fold', 'fold_rows', 'folded_column', 'fold_columns',
            'folded_row', 'sum_dbias', 'sum_dprob', 'clear_amax', 'write_end']
 
-# %% ../../nbs/kernels/21_epilogue.ipynb #87df00fa
+# %% ../../nbs/kernels/21_epilogue.ipynb #f87e4f19
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, const_expr, range_constexpr
+from cutlass import BFloat16, Float32, Int32, Uint16, const_expr, range_constexpr
+from cutlass._mlir.dialects import nvvm
 from cutlass.cute import arch
 from cutlass.cutlass_dsl import select_
 
 from ..activation import Activation
 
-# %% ../../nbs/kernels/21_epilogue.ipynb #14b18a82
+# %% ../../nbs/kernels/21_epilogue.ipynb #5dd07529
 @dataclass(frozen=True)
 class Fragment:
     "Where the registers of one thread lie in a step of 32 columns (PTX ISA 9.7.16.8 and 9.7.15.5.1)."
@@ -35,6 +36,10 @@ class Fragment:
     def row(self, lane, half: int, i: int):
         "Row of a lane's half-quad inside the warp's rows."
         return lane // 4 + 8 * half + self.rows * i
+
+    def first(self, wid):
+        "First row of a warp's."
+        return (32 if self.rows == 16 else 16) * wid
 
 # %% ../../nbs/kernels/21_epilogue.ipynb #9fc39848
 class Quad:
@@ -63,7 +68,7 @@ class Quad:
     def each(self, f: Callable, *others): return Quad(f(*x) for x in zip(self.v, *(o.v for o in others)))
     def swapped(self): return Quad((*self.v[2:], *self.v[:2]))  # the rows exchanged
 
-# %% ../../nbs/kernels/21_epilogue.ipynb #ed6cb301
+# %% ../../nbs/kernels/21_epilogue.ipynb #35e3df81
 def load_quad(frag, k: int) -> Quad:
     "Registers k to k + 3 as float32."
     if frag.element_type.width == 8: return eight_bits(frag, k)
@@ -73,11 +78,13 @@ def load_quad(frag, k: int) -> Quad:
 
 
 def eight_bits(frag, k: int) -> Quad:
-    "The four numbers of a register of FP8."
-    four = cute.make_rmem_tensor(4, frag.element_type)
-    cute.recast_tensor(four, Int32)[0] = cute.recast_tensor(frag, Int32)[k // 4]
-    wide = four.load().to(Float32)
-    return Quad(wide[q] for q in range(4))
+    "Four numbers of FP8; each row's two are 16 bits of their own."
+    two = cute.make_rmem_tensor(2, frag.element_type)
+    def pair(h):
+        cute.recast_tensor(two, Uint16)[0] = cute.recast_tensor(frag, Uint16)[k // 2 + h]
+        wide = two.load().to(Float32)
+        return wide[0], wide[1]
+    return Quad((*pair(0), *pair(1)))
 
 
 def store_quad(frag, k: int, quad: Quad):
@@ -85,11 +92,12 @@ def store_quad(frag, k: int, quad: Quad):
     if frag.element_type.width > 8:
         for q in range(4): frag[k + q] = frag.element_type(quad.v[q])
         return
-    four = cute.make_rmem_tensor(4, Float32)
-    for q in range(4): four[q] = quad.v[q]
-    codes = cute.make_rmem_tensor(4, frag.element_type)
-    codes.store(four.load().to(frag.element_type))
-    cute.recast_tensor(frag, Int32)[k // 4] = cute.recast_tensor(codes, Int32)[0]
+    two = cute.make_rmem_tensor(2, Float32)
+    for h in range(2):
+        two[0], two[1] = quad.v[2 * h:2 * h + 2]
+        codes = cute.make_rmem_tensor(2, frag.element_type)
+        codes.store(two.load().to(frag.element_type))
+        cute.recast_tensor(frag, Uint16)[k // 2 + h] = cute.recast_tensor(codes, Uint16)[0]
 
 # %% ../../nbs/kernels/21_epilogue.ipynb #cb3b490f
 LOG2E = math.log2(math.e)
@@ -132,7 +140,7 @@ class SwiGLU:
         "U/beta, and None for U' = 1."
         return u, None
 
-# %% ../../nbs/kernels/21_epilogue.ipynb #e6d5c5e1
+# %% ../../nbs/kernels/21_epilogue.ipynb #e474f16c
 def clamped(u: Quad, low: float, high: float) -> Quad:
     "u between bounds; a NaN stays."
     if low == -high and high > 0: return u.each(lambda v: arch.fmin(v, Float32(high), abs=True, nan=True))
@@ -156,7 +164,7 @@ class GeGLU:
 
     def gate(self, g: Quad, beta) -> tuple[Quad, Quad]:
         "F and F'."
-        g = g * beta
+        g = g if beta is None else g * beta
         x = g.each(lambda v: arch.fmin(v, Float32(self.clamp_max), nan=True))
         s = sigmoid(x, self.alpha)
         f, keep = x * s, kept(g, x)
@@ -165,7 +173,7 @@ class GeGLU:
 
     def up(self, u: Quad, beta) -> tuple[Quad, Quad]:
         "U and U'."
-        u = u * beta
+        u = u if beta is None else u * beta
         x = clamped(u, self.clamp_min, self.clamp_max)
         keep = kept(u, x)
         return x + self.offset, keep * x if self.filter == "value" else x.fma(0.0, keep)  # 0·x: 0, or NaN for a NaN
@@ -213,7 +221,7 @@ def gate_of(activation: Activation):
     if a.act_func == "dgeglu": return GeGLU(a.alpha, a.clamp_max, a.clamp_min, a.offset, a.filter)
     return SiTU(a.beta1, a.beta2)
 
-# %% ../../nbs/kernels/21_epilogue.ipynb #89aab1ad
+# %% ../../nbs/kernels/21_epilogue.ipynb #1a3c71c5
 @cute.jit
 def glu_step(act: cutlass.Constexpr,  # SwiGLU, GeGLU
              fr: cutlass.Constexpr,   # Fragment
@@ -223,7 +231,7 @@ def glu_step(act: cutlass.Constexpr,  # SwiGLU, GeGLU
              scales,                  # (2, 2, blocks): factors of D and of out for each of a thread's rows
              dprob,                   # float32 (4·blocks): sums of R·F·U are added to it
              sums,                    # float32 (16): written with sums over the thread's rows, 8 of dgate and 8 of dup; or None
-             beta,                    # scales gate and up
+             beta,                    # scales gate and up; None: 1 (GeGLU, whose contract has none for block-scaled operands)
              op: cutlass.Constexpr = None,  # epilogue_op: acts on each element of D
              amax=None):              # float32 (2): raised to the largest magnitudes of dgate and of dup
     "dgate, dup, prob·act, and the terms of dprob and dbias (contract, 'Step 2')."
@@ -255,10 +263,11 @@ def after(op: str | None, d: Quad) -> Quad:
 
 
 def largest(*values):
-    "The largest magnitude, its sign arbitrary; NaN if any is."
-    top = values[0]
-    for v in values[1:]: top = arch.fmax(top, v, abs=True, nan=True)
-    return top
+    "The largest magnitude, its sign arbitrary; NaN if any is. Blackwell compares three at a time."
+    if len(values) == 1: return values[0]
+    if len(values) == 2 or not Quad.packed: return largest(arch.fmax(*values[:2], abs=True, nan=True), *values[2:])
+    one, two, three = (Float32(v).ir_value() for v in values[:3])
+    return largest(Float32(nvvm.fmax(one, two, c=three, abs=True, nan=True)), *values[3:])
 
 
 def add_columns(sums, j: int, columns: list):

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['LINE', 'LABEL', 'PARTS', 'Compiled', 'compile_kernel', 'nvdisasm', 'disassemble', 'Sass', 'instructions',
-           'inner_loop', 'step_loop', 'ptx_loop', 'elf_sections', 'text', 'function_info', 'converts', 'Cost', 'cost']
+           'inner_loop', 'ordinary_way', 'step_loop', 'ptx_loop', 'elf_sections', 'text', 'function_info', 'converts',
+           'Cost', 'cost']
 
 # %% ../../nbs/kernels/25_machine_code.ipynb #7e254ec9
 import importlib.metadata
@@ -26,7 +27,7 @@ from .dglu_sm100 import CTA_ROWS, STEP, DgluSm100, Outputs
 from .mainloop_sm100 import SMEM_BYTES, Plan
 from ..host import stand_in_arguments
 
-# %% ../../nbs/kernels/25_machine_code.ipynb #8def73f2
+# %% ../../nbs/kernels/25_machine_code.ipynb #d3633a0e
 class Compiled(NamedTuple):
     "A kernel's code."
     cubin: bytes
@@ -35,7 +36,7 @@ class Compiled(NamedTuple):
 
 
 def compile_kernel(plan: Plan, outputs: Outputs) -> Compiled:
-    "The SM100 BF16 kernel of a plan, for the architecture that CuTe DSL is set to."
+    "The SM100 kernel of a plan, for the architecture that CuTe DSL is set to."
     kernel = DgluSm100(plan, outputs)
     with tempfile.TemporaryDirectory() as folder:
         compiled = cute.compile(kernel, *stand_in_arguments(), options=f"--keep-cubin --keep-ptx --dump-dir={folder}")
@@ -60,7 +61,7 @@ def disassemble(cubin: bytes) -> dict:  # function: text
         text = subprocess.run([tool, "-c", str(file)], capture_output=True, text=True, check=True).stdout
     return {part.split(",")[0]: part for part in text.split("\t.section\t.text.")[1:]}
 
-# %% ../../nbs/kernels/25_machine_code.ipynb #eabb88d3
+# %% ../../nbs/kernels/25_machine_code.ipynb #e3aa2ba8
 class Sass(NamedTuple):
     "An instruction."
     name: str       # FMUL2
@@ -86,20 +87,30 @@ def inner_loop(loads: list, jumps: list) -> tuple:  # first and last
     return min(((a, b) for b, a in jumps if a <= b and any(a <= i <= b for i in loads)), key=lambda s: s[1] - s[0])
 
 
-def step_loop(code: list, labels: dict) -> list:
-    "The epilogue's step: the innermost loop around the loads from tensor memory."
-    jumps = [(i, labels[to]) for i, x in enumerate(code) if x.name == "BRA" for to in re.findall(r"\.L_\w+", x.operands) if to in labels]
-    first, last = inner_loop([i for i, x in enumerate(code) if x.name == "LDTM"], jumps)
-    return code[first:last + 1]
+def ordinary_way(loads: list, jumps: list, narrow: list) -> tuple[list, int]:  # narrow: conversions to the bits of D
+    "Indices of a loop less what its branches jump over that converts, as the rare way of the quantiser does; the number of such jumps."
+    first, last = inner_loop(loads, jumps)
+    over = [(a, b) for a, b in jumps if first <= a < b <= last and any(a < i < b for i in narrow)]
+    return [i for i in range(first, last + 1) if not any(a < i < b for a, b in over)], len(over)
 
-# %% ../../nbs/kernels/25_machine_code.ipynb #a35e2ca8
+
+def step_loop(code: list, labels: dict) -> tuple[list, int]:
+    "The epilogue's step, the innermost loop around the loads from tensor memory, as it is ordinarily run; the rare ways left out."
+    jumps = [(i, labels[to]) for i, x in enumerate(code) if x.name == "BRA" for to in re.findall(r"\.L_\w+", x.operands) if to in labels]
+    loads, narrow = [[i for i, x in enumerate(code) if x.name == name] for name in ("LDTM", "F2FP")]
+    way, rare = ordinary_way(loads, jumps, narrow)
+    return [code[i] for i in way], rare
+
+# %% ../../nbs/kernels/25_machine_code.ipynb #0a34d846
 def ptx_loop(ptx: str) -> list:  # of dglu.emulate.ptx.Instr
     "The epilogue's step in PTX."
     def load(x): return x.op == "tcgen05" and x.mods[0] == "ld"
+    def narrow(x): return x.op == "cvt" and x.mods[-1] == "f32" and x.mods[-2][:4] in ("e4m3", "e5m2")
     fn = next(f for f in parse(ptx).functions.values() if any(map(load, f.code)))
     jumps = [(i, fn.labels[to.value]) for i, x in enumerate(fn.code) if x.op == "bra" for to in x.args if to.value in fn.labels]
-    first, last = inner_loop([i for i, x in enumerate(fn.code) if load(x)], jumps)
-    return fn.code[first:last + 1]
+    loads, converting = [[i for i, x in enumerate(fn.code) if fits(x)] for fits in (load, narrow)]
+    way, _ = ordinary_way(loads, jumps, converting)
+    return [fn.code[i] for i in way]
 
 # %% ../../nbs/kernels/25_machine_code.ipynb #4d1b3104
 def elf_sections(elf: bytes) -> dict:  # name: bytes
@@ -126,7 +137,7 @@ def function_info(cubin: bytes) -> dict:  # function: {"registers": …, "frame"
         at += 4 + (size if form == 4 else 0)
     return out
 
-# %% ../../nbs/kernels/25_machine_code.ipynb #fc822d7e
+# %% ../../nbs/kernels/25_machine_code.ipynb #606d3eec
 def converts(x: Sass) -> bool:
     "Whether an instruction does nothing but change a type."
     return x.name in ("F2FP", "PRMT", "HADD2") or bool(re.search(r"0x10, RZ|0x10000\b|0xffff0000", x.operands))
@@ -134,7 +145,7 @@ def converts(x: Sass) -> bool:
 
 PARTS: dict[str, Callable] = {  # the first that fits
     "packed float32": lambda x: x.name in ("FMUL2", "FADD2", "FFMA2"),
-    "other float32": lambda x: x.name in ("FADD", "FMUL", "FFMA", "FMNMX", "FSET", "FSETP"),
+    "other float32": lambda x: x.name in ("FADD", "FMUL", "FFMA", "FMNMX", "FMNMX3", "FSET", "FSETP"),
     "MUFU": lambda x: x.name == "MUFU",
     "conversions": converts,
     "loads and stores": lambda x: x.name in ("LDTM", "LDSM", "STSM", "LDS", "STS", "STG", "LDG", "STL", "LDL", "UTMASTG"),
@@ -153,6 +164,7 @@ class Cost:
     shared: int      # bytes of a CTA
     columns: int     # of tensor memory
     slots: float     # issue slots an element of R, in the epilogue's step
+    rare: int        # ways beside the step's that are jumped over
     mufu: float      # an element
     ptx: float       # PTX instructions an element
     parts: dict      # part: slots an element
@@ -163,7 +175,8 @@ def cost(plan: Plan, outputs: Outputs) -> Cost:
     compiled = compile_kernel(plan, outputs)
     name, sass = next((k, v) for k, v in disassemble(compiled.cubin).items() if "GroupedGemm" in k)
     code, labels = instructions(sass)
-    loop, info = step_loop(code, labels), function_info(compiled.cubin)[name]
+    (loop, rare), info = step_loop(code, labels), function_info(compiled.cubin)[name]
     parts = Counter(next(part for part, fits in PARTS.items() if fits(x)) for x in loop)
-    return Cost(info["registers"], sum(x.name in ("STL", "LDL") for x in code), info["frame"], plan.stages(outputs.bytes(CTA_ROWS)), compiled.shared,
-                plan.tmem_columns, len(loop) / STEP, parts["MUFU"] / STEP, len(ptx_loop(compiled.ptx)) / STEP, {p: parts[p] / STEP for p in PARTS})
+    spills, each = sum(x.name in ("STL", "LDL") for x in code), {p: parts[p] / STEP for p in PARTS}
+    return Cost(info["registers"], spills, info["frame"], plan.stages(outputs.bytes(CTA_ROWS)), compiled.shared, plan.tmem_columns,
+                len(loop) / STEP, rare, each["MUFU"], len(ptx_loop(compiled.ptx)) / STEP, each)

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['STEP', 'Outputs', 'staging_type', 'Staged', 'staged', 'swizzled', 'Pointers', 'Given', 'epilogue_arguments',
            'row_major', 'tile_places', 'steps_of', 'c_pipeline', 'of_group', 'load_c', 'Registers', 'registers',
-           'Exchange', 'exchange', 'Tile', 'tile_of', 'begin_tile', 'take_step', 'give_step', 'give_quantised',
-           'store_codes', 'treat_step', 'send_step', 'finish_tile']
+           'Exchange', 'exchange', 'Tile', 'tile_of', 'begin_tile', 'Places', 'pair_places', 'move_pairs', 'take_step',
+           'give_step', 'give_activation', 'give_quantised', 'store_codes', 'treat_step', 'send_step', 'finish_tile']
 
-# %% ../../nbs/kernels/21c_steps.ipynb #8e2fcccc
+# %% ../../nbs/kernels/21c_steps.ipynb #6526683f
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,16 +17,16 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 import cutlass.utils.blackwell_helpers as sm100
-from cutlass import BFloat16, Float32, Int32, Int64, Uint16, Uint32, const_expr, range_constexpr
+from cutlass import BFloat16, Float32, Int32, Int64, Uint8, Uint16, Uint32, const_expr, range_constexpr
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import CopyUniversalOp, cpasync, warp
 from cutlass.tensor_utils import LayoutEnum
 
-from .epilogue import Fragment, SwiGLU, fold_columns, fold_rows, folded_column, folded_row, glu_step
-from .quantise import Norm, column_codes, gathered, publish_columns, row_codes, sf_place, to_codes
+from .epilogue import Fragment, GeGLU, SwiGLU, fold_columns, fold_rows, folded_column, folded_row, glu_step
+from .quantise import Columns, Norm, columns_to_codes, gathered, publish_columns, row_codes, rows_to_codes, sf_place
 from .schedule import WorkRing, threads
 
-# %% ../../nbs/kernels/21c_steps.ipynb #1c9c4e29
+# %% ../../nbs/kernels/21c_steps.ipynb #5c9d60f8
 STEP = 32  # columns of R in a step: one block of gate and one of up
 
 
@@ -61,7 +61,10 @@ class Outputs:
     def sums_size(self) -> int: return 2 * STEP * 4 if self.dbias else 4
 
     @property
-    def codes_size(self) -> int: return 2 * STEP * 4 if self.scaled else 4
+    def codes_size(self) -> int: return 2 * STEP * 4 if self.scaled else 16  # bytes, of column blocks
+
+    @property
+    def factors_size(self) -> int: return 2 * STEP * 4 if self.scaled else 4
 
     def elements(self, rows: int, groups: int) -> tuple:  # of C, D and the activation in shared memory
         "Elements of each staging area."
@@ -71,9 +74,9 @@ class Outputs:
     def bytes(self, rows: int, groups: int = 1) -> int:
         "Of shared memory, alignment included."
         wide = sum(n * t.width // 8 for n, t in zip(self.elements(rows, groups), (self.c, self.d, self.out_type)))
-        return wide + -(-groups * (4 * (self.sums_size + self.codes_size + 4) + 16 * self.c_stages) // 1024) * 1024
+        return wide + -(-groups * (4 * (self.sums_size + self.factors_size + 4) + self.codes_size + 16 * self.c_stages) // 1024) * 1024
 
-# %% ../../nbs/kernels/21c_steps.ipynb #07ae159d
+# %% ../../nbs/kernels/21c_steps.ipynb #d22ec15a
 def staging_type(o: Outputs, rows: int, groups: int = 1):
     "Shared memory of C, D, the activation, column sums, codes of column blocks and C's barriers."
     def aligned(dtype, size, to=1024): return cute.struct.Align[cute.struct.MemRange[dtype, size], to]
@@ -85,7 +88,8 @@ def staging_type(o: Outputs, rows: int, groups: int = 1):
         d: aligned(o.d, of_d)
         out: aligned(o.out_type, of_out)
         sums: aligned(Float32, groups * o.sums_size, 16)
-        codes: aligned(Int32, groups * o.codes_size, 16)
+        factors: aligned(Float32, groups * o.factors_size, 16)
+        codes: aligned(Uint8, groups * o.codes_size, 16)
         flags: aligned(Int32, groups * 4, 16)
         barriers: cute.struct.MemRange[Int64, groups * 2 * o.c_stages]
     return Staging
@@ -97,7 +101,8 @@ class Staged(NamedTuple):
     d: object
     out: object    # or None, as those below
     sums: object   # (64, 4 warps, groups) float32
-    codes: object  # (64, 4 warps, groups) int32
+    factors: object  # (64, 4 warps, groups) float32
+    codes: object  # (4 warps, 64, groups) uint8
     flags: object  # (4 warps, groups) int32
 
 
@@ -105,7 +110,8 @@ def staged(o: Outputs, shared, given, groups: int) -> Staged:
     "Views of a staging area with the layouts that the host made."
     def small(field, wanted, *shape): return field.get_tensor(cute.make_layout((*shape, groups))) if wanted else None
     return Staged(swizzled(shared.c, given.layout_c), swizzled(shared.d, given.layout_d), swizzled(shared.out, given.layout_out) if o.out else None,
-                  small(shared.sums, o.dbias, 2 * STEP, 4), small(shared.codes, o.scaled, 2 * STEP, 4), small(shared.flags, o.scaled, 4))
+                  small(shared.sums, o.dbias, 2 * STEP, 4), small(shared.factors, o.scaled, 2 * STEP, 4),
+                  small(shared.codes, o.scaled, 4, 2 * STEP), small(shared.flags, o.scaled, 4))
 
 
 def swizzled(memory, layout: cute.ComposedLayout) -> cute.Tensor:
@@ -234,7 +240,7 @@ def load_c(o: cutlass.Constexpr, plan: cutlass.Constexpr, group, ring: WorkRing,
         work, turn = ring.take(turn)
         expert, row, col, end = work
 
-# %% ../../nbs/kernels/21c_steps.ipynb #f99a6dfe
+# %% ../../nbs/kernels/21c_steps.ipynb #ae8fd23a
 class Registers(NamedTuple):
     "Fragments of a step, and what lasts for a tile."
     r: object
@@ -278,7 +284,7 @@ class Exchange(NamedTuple):
 
 
 def exchange(o: Outputs, plan, group, tiled: Callable, tid, given: Given, shared: Staged) -> Exchange:
-    "Of one group of warps; `tiled(atom)` is the tiled copy whose fragments are those of the accumulator."
+    "Of one group of warps; `tiled(atom)` is the tiled copy whose fragments are those of the accumulator. 8-bit areas stay whole, for `pair_places`."
     def copy(op, dtype):
         atom = cute.make_copy_atom(op(transpose=False, num_matrices=4), dtype) if dtype.width == 16 else (
             cute.make_copy_atom(CopyUniversalOp(), dtype, num_bits_per_copy=2 * dtype.width))
@@ -286,11 +292,13 @@ def exchange(o: Outputs, plan, group, tiled: Callable, tid, given: Given, shared
     take_c, give_d, rows = copy(warp.LdMatrix8x8x16bOp, o.c), copy(warp.StMatrix8x8x16bOp, o.d), plan.group_rows
     halves_c, halves_d = [cute.flat_divide(x, (rows, STEP)) for x in (shared.c, shared.d)]
     col = tile_places(given.store_col, given.d_col, shared.d, rows, 2 * STEP)[1] if o.d_col else None
-    parts = [take_c, take_c.partition_S(halves_c), give_d, give_d.partition_D(halves_d),
+    from_c, to_d = shared.c if o.c.width == 8 else take_c.partition_S(halves_c), shared.d if o.d.width == 8 else give_d.partition_D(halves_d)
+    parts = [take_c, from_c, give_d, to_d,
              *tile_places(given.store_d, given.d, shared.d, rows, 2 * STEP), col, None, None, None, None]
     if o.out is not None:
         give = copy(warp.StMatrix8x8x16bOp, o.out)
-        parts[7:] = [give, give.partition_D(shared.out), *tile_places(given.store_out, given.out, shared.out, rows, STEP)]
+        to_out = shared.out if o.out.width == 8 else give.partition_D(shared.out)
+        parts[7:] = [give, to_out, *tile_places(given.store_out, given.out, shared.out, rows, STEP)]
     return Exchange(*parts, *(pipeline.NamedBarrier(3 + 2 * group + k, 128) for k in range(2)))
 
 # %% ../../nbs/kernels/21c_steps.ipynb #f927f846
@@ -332,14 +340,45 @@ def begin_tile(o: cutlass.Constexpr, fr: cutlass.Constexpr, given: Given, regs: 
             if const_expr(o.act.linear):
                 scales[0, h, i], scales[1, h, i] = tile.alpha2 * p * tile.beta, p * tile.beta * tile.beta
 
-# %% ../../nbs/kernels/21c_steps.ipynb #afcc0835
+# %% ../../nbs/kernels/21c_steps.ipynb #0ad16f3d
+class Places(NamedTuple):
+    "Of a thread: what the addresses of 8-bit numbers depend on."
+    rows: int  # of a slot
+    fr: Fragment
+    lane: object
+    wid: object
+
+
+def pair_places(at: Places, area: cute.Tensor, columns: int, slot) -> list:
+    "A thread's pairs of 8-bit numbers in a slot, as 16 bits: for each 16 columns a tensor [block, row of the quad, 8 columns]."
+    words, row = columns // 2, at.fr.first(at.wid) + at.lane // 4      # 16-bit words of a row
+    turn = row * words // 64 % (words // 8)                            # CuTe's swizzle moves 16 bytes by a number that each 128 bytes have
+    start = cute.make_ptr(Uint16, area.iterator.toint(), cute.AddressSpace.smem) + (slot * (at.rows * words) + row * words + at.lane % 4)
+    layout = cute.make_layout((at.fr.blocks, 2, 2), stride=(at.fr.rows * words, 8 * words, 4))
+    return [cute.make_tensor(start + 8 * (turn ^ k), layout) for k in range(words // 8)]
+
+
+def move_pairs(fr: Fragment, places: list, frag, give: bool):
+    "The pairs of 32 columns from a fragment to its places, or back."
+    words = cute.recast_tensor(frag, Uint16)
+    for i in range(fr.blocks):
+        for j in range(4):
+            for h in range(2):
+                place, k = (i, h, j % 2), fr.at(i, j) // 2 + h
+                if give: places[j // 2][place] = words[k]
+                else: words[k] = places[j // 2][place]
+
+# %% ../../nbs/kernels/21c_steps.ipynb #54a7ac1a
 @cute.jit
-def take_step(ex: Exchange, filled: pipeline.PipelineTmaAsync, regs: Registers, stage, group):
+def take_step(ex: Exchange, filled: pipeline.PipelineTmaAsync, regs: Registers, at: cutlass.Constexpr, stage, group):
     "Gate and up of a step into registers; the stage is given back."
     own = of_group(stage, group)
     filled.consumer_wait(own)
     for half, into in enumerate((regs.gate, regs.up)):
-        cute.copy(ex.take_c, ex.from_c[(None, None, None, 0, half, own.index)], ex.take_c.retile(into))
+        if const_expr(into.element_type.width == 8):
+            move_pairs(at.fr, pair_places(at, ex.from_c, 2 * STEP, own.index)[2 * half:], into, False)
+        else:
+            cute.copy(ex.take_c, ex.from_c[(None, None, None, 0, half, own.index)], ex.take_c.retile(into))
     arch.sync_warp()
     if arch.lane_idx() == 0:
         filled.consumer_release(own)
@@ -347,20 +386,28 @@ def take_step(ex: Exchange, filled: pipeline.PipelineTmaAsync, regs: Registers, 
     return stage
 
 
-def give_step(ex: Exchange, gate, up, slot):
+def give_step(ex: Exchange, at: Places, gate, up, slot):
     "dgate and dup to a slot of shared memory."
-    for half, of in enumerate((gate, up)): cute.copy(ex.give_d, ex.give_d.retile(of), ex.to_d[(None, None, None, 0, half, slot)])
+    for half, of in enumerate((gate, up)):
+        if of.element_type.width == 8: move_pairs(at.fr, pair_places(at, ex.to_d, 2 * STEP, slot)[2 * half:], of, True)
+        else: cute.copy(ex.give_d, ex.give_d.retile(of), ex.to_d[(None, None, None, 0, half, slot)])
 
-# %% ../../nbs/kernels/21c_steps.ipynb #2b052aa3
+
+def give_activation(ex: Exchange, at: Places, out, slot):
+    "The activation of a step to a slot of shared memory."
+    if out.element_type.width == 8: move_pairs(at.fr, pair_places(at, ex.to_out, STEP, slot), out, True)
+    else: cute.copy(ex.give_out, ex.give_out.retile(out), ex.to_out[(None, None, None, slot)])
+
+# %% ../../nbs/kernels/21c_steps.ipynb #9568eee9
 @cute.jit
-def give_quantised(fr: cutlass.Constexpr, norm: Norm, regs: Registers, ex: Exchange, rows: list, ordinary, codes: cute.Tensor,
-                   flags: cute.Tensor, lane, wid, slot):
-    "FP8 of D by rows and by columns, to the two slots; `rows` are the scale codes of rows."
-    to_codes(fr, norm, ordinary, regs.dgate, regs.dup, regs.q_gate, regs.q_up, rows)
-    give_step(ex, regs.q_gate, regs.q_up, slot)
-    columns, fine = column_codes(fr, lane, wid, codes, flags)
-    to_codes(fr, norm, fine, regs.dgate, regs.dup, regs.q_gate, regs.q_up, columns)
-    give_step(ex, regs.q_gate, regs.q_up, slot + 1)
+def give_quantised(fr: cutlass.Constexpr, norm: Norm, regs: Registers, ex: Exchange, at: cutlass.Constexpr, rows: tuple,
+                   columns: Columns, slot):
+    "FP8 of D by rows and by columns, to the two slots; `rows` is what `row_codes` gave."
+    (word, factors, ordinary), lane, wid = rows, at.lane, at.wid
+    rows_to_codes(fr, norm, ordinary, regs.dgate, regs.dup, regs.q_gate, regs.q_up, word, factors, lane)
+    give_step(ex, at, regs.q_gate, regs.q_up, slot)
+    columns_to_codes(fr, norm, regs.dgate, regs.dup, regs.q_gate, regs.q_up, columns, lane, wid)
+    give_step(ex, at, regs.q_gate, regs.q_up, slot + 1)
 
 
 @cute.jit
@@ -369,7 +416,7 @@ def store_codes(o: cutlass.Constexpr, fr: cutlass.Constexpr, given: Given, tile:
     "Scale factors of a step to SFD_row and SFD_col (design page, 'Numerics decisions')."
     m, row = cute.size(given.prob), tile.row + 16 * fr.blocks * wid + folded_row(fr, lane)
     if fr.blocks == 2 or lane % 4 < 2:
-        given.sfd_row[sf_place(row, 2 * step, cute.ceil_div(n, 64)) // 2] = Uint16(word)
+        given.sfd_row[sf_place(row, 2 * step, cute.ceil_div(n, 64)) >> 1] = Uint16(word)
     if tid < 2 * STEP:
         first, rest, start = tile.row // 32, m // 128, Int64(0)
         if const_expr(o.discrete_col):
@@ -377,38 +424,39 @@ def store_codes(o: cutlass.Constexpr, fr: cutlass.Constexpr, given: Given, tile:
             start = Int64(tile.begin // 128) * (512 * cute.ceil_div(n, 64))
         place, word = start + sf_place(2 * STEP * step + tid, first, rest), gathered(fr, codes, tid)
         if const_expr(fr.blocks == 2):
-            given.sfd_col[place // 4] = Uint32(word)
+            given.sfd_col[place >> 2] = Uint32(word)
         else:
-            given.sfd_col[place // 2] = Uint16(word)
+            given.sfd_col[place >> 1] = Uint16(word)
 
-# %% ../../nbs/kernels/21c_steps.ipynb #ecdf34e8
+# %% ../../nbs/kernels/21c_steps.ipynb #ff759b51
 @cute.jit
 def treat_step(o: cutlass.Constexpr, plan: cutlass.Constexpr, group, fr: cutlass.Constexpr, given: Given, shared: Staged,
                regs: Registers, ex: Exchange, filled: pipeline.PipelineTmaAsync, norm, tile: Tile, stage, slot, step, n, tid, wid):
     "R in regs to D, its scale factors, the activation, dprob and dbias; `step` counts 32 columns of R."
     lane, d_slot, out_slot = arch.lane_idx(), o.copies * (group * o.d_stages + slot), group * o.d_stages + slot
-    number = tile.row // plan.group_rows
-    stage = take_step(ex, filled, regs, stage, group)
-    glu_step(o.act, fr, regs.r, regs.gate, regs.up, regs.dgate, regs.dup, regs.out, regs.scales, regs.row_sums, regs.sums, tile.beta, o.op, regs.amax)
-    word, rows, ordinary, codes, flags = None, None, None, None, None
+    number, at = tile.row // plan.group_rows, Places(plan.group_rows, fr, lane, wid)
+    stage = take_step(ex, filled, regs, at, stage, group)
+    glu_step(o.act, fr, regs.r, regs.gate, regs.up, regs.dgate, regs.dup, regs.out, regs.scales, regs.row_sums, regs.sums,
+             tile.beta if const_expr(o.beta or not isinstance(o.act, GeGLU)) else None, o.op, regs.amax)
+    rows, columns = None, None
     if const_expr(o.scaled):
-        codes, flags = shared.codes[(None, None, group)], shared.flags[(None, group)]
-        word, rows, ordinary = row_codes(regs.dgate, regs.dup, fr, norm, o.d, lane)
-        publish_columns(regs.dgate, regs.dup, fr, norm, o.d, lane, wid, codes, flags)
+        columns = Columns(shared.factors[(None, None, group)], shared.codes[(None, None, group)], shared.flags[(None, group)])
+        rows = row_codes(regs.dgate, regs.dup, fr, norm, o.d, lane)
+        publish_columns(regs.dgate, regs.dup, fr, norm, o.d, lane, wid, columns)
     if wid == 0:
         arch.cp_async_bulk_wait_group(o.d_stages - 1, read=True)
     ex.slot_free.arrive_and_wait()
     if const_expr(o.scaled):
-        give_quantised(fr, norm, regs, ex, rows, ordinary, codes, flags, lane, wid, d_slot)
-        store_codes(o, fr, given, tile, word, codes, step, n, lane, wid, tid)
+        give_quantised(fr, norm, regs, ex, at, rows, columns, d_slot)
+        store_codes(o, fr, given, tile, rows[0], columns.codes, step, n, lane, wid, tid)
     else:
-        give_step(ex, regs.dgate, regs.dup, d_slot)
+        give_step(ex, at, regs.dgate, regs.dup, d_slot)
     if const_expr(o.out is not None):
-        cute.copy(ex.give_out, ex.give_out.retile(regs.out), ex.to_out[(None, None, None, out_slot)])
+        give_activation(ex, at, regs.out, out_slot)
     if const_expr(o.dbias):
         fold_rows(regs.sums, lane)
-        at = folded_column(lane)
-        shared.sums[at, wid, group], shared.sums[at + 1, wid, group] = regs.sums[0], regs.sums[1]
+        column = folded_column(lane)
+        shared.sums[column, wid, group], shared.sums[column + 1, wid, group] = regs.sums[0], regs.sums[1]
     arch.fence_proxy("async.shared", space="cta")
     ex.slot_written.arrive_and_wait()
     if wid == 0:

@@ -2,16 +2,29 @@
 import pytest
 
 pytest.importorskip("cutlass")
-from cutlass import BFloat16, Float16, Float32
+from cutlass import BFloat16, Float4E2M1FN, Float8E4M3FN, Float8E5M2, Float8E8M0FNU, Float16, Float32
 
-from dglu.kernels.epilogue import GeGLU
-from dglu.kernels.machine_code import Sass, cost, disassemble, inner_loop, nvdisasm
+from dglu.kernels.epilogue import GeGLU, SiTU, SwiGLU
+from dglu.kernels.formats import Scaled
+from dglu.kernels.machine_code import Sass, cost, disassemble, inner_loop, nvdisasm, ordinary_way
 from dglu.kernels.mainloop_sm100 import SMEM_BYTES, Plan
 from dglu.kernels.steps import Outputs
 
 needs_nvdisasm = pytest.mark.skipif(nvdisasm() is None, reason="nvdisasm is neither on the PATH nor installed: pip install nvidia-cuda-nvdisasm")
 FULL = dict(out=BFloat16, dbias=True)     # the most registers
 BARE = Plan((128, 256), (1, 1))
+MX, NV = Scaled(Float8E4M3FN, Float8E8M0FNU, 32), Scaled(Float4E2M1FN, Float8E4M3FN, 16)
+
+
+def mx(act=SwiGLU(), plan=Plan(scaled=MX), **more):
+    "MXFP8: D in FP8 by row and column, with scale factors."
+    return plan, Outputs(act, **{**dict(d=Float8E4M3FN, scaled=True, d_col=True, beta=not isinstance(act, GeGLU)), **more})
+
+
+def nv(act=SwiGLU(), **more):
+    "NVFP4: D in BF16, with amax."
+    return Plan(scaled=NV), Outputs(act, amax=True, dbias=True, beta=not isinstance(act, GeGLU), **more)
+
 
 # name: plan, outputs, slots an element of R that are allowed
 SHIPPED = {
@@ -23,6 +36,23 @@ SHIPPED = {
     "geglu, mask": (Plan(), Outputs(GeGLU(), dbias=True), 25),
     "geglu, value, everything": (Plan(), Outputs(GeGLU(filter="value"), **FULL), 28),
     "geglu, uneven bounds, f32": (BARE, Outputs(GeGLU(clamp_min=-1.5), c=Float32, d=Float32, dbias=True, d_stages=1), 26),
+    "situ": (Plan(), Outputs(SiTU(), dbias=True), 37),
+    "mxfp8 swiglu": (*mx(), 30),
+    "mxfp8 swiglu, dbias": (*mx(dbias=True), 33.5),
+    "mxfp8 swiglu, c fp8": (*mx(c=Float8E5M2), 31.5),
+    "mxfp8 swiglu, everything": (*mx(out=Float8E4M3FN, dbias=True, deterministic=True, discrete_col=True, op="srelu",
+                                     plan=Plan(scaled=MX, discrete=True, dynamic=True)), 37),
+    "mxfp8 swiglu, activation bf16": (*mx(out=BFloat16, dbias=True), 33.5),
+    "mxfp8 geglu": (*mx(GeGLU()), 36),
+    "mxfp8 geglu, dbias": (*mx(GeGLU(), dbias=True), 39.5),
+    "mxfp8 situ": (*mx(SiTU()), 49),
+    "mxfp8 situ, dbias": (*mx(SiTU(), dbias=True), 52.5),
+    "mxfp8 situ, everything": (*mx(SiTU(), out=Float8E4M3FN, dbias=True), 56),
+    "nvfp4 swiglu": (*nv(), 20),
+    "nvfp4 swiglu, c fp8": (*nv(c=Float8E4M3FN), 21.5),
+    "nvfp4 swiglu, activation": (*nv(out=BFloat16), 23.5),
+    "nvfp4 geglu": (*nv(GeGLU()), 26),
+    "nvfp4 situ": (*nv(SiTU()), 39),
 }
 
 
@@ -34,7 +64,8 @@ def test_no_spills(name):
     print(f"{name}: {c.registers} registers, {c.slots:.2f} slots, {c.mufu} MUFU, {c.ptx:.1f} PTX instructions an element")
     assert c.spills == 0 and c.frame == 0, f"{name}: {c.spills} spill instructions, {c.frame} bytes of stack"
     assert c.registers <= 255 and c.shared <= SMEM_BYTES and c.stages >= 2
-    assert c.slots <= most and c.mufu == 1.5
+    assert c.slots <= most and c.mufu == (3.5 if "situ" in name else 1.5)
+    assert c.rare == 2 * name.startswith("mxfp8"), "a rare way of quantising is not jumped over"
     assert abs(sum(c.parts.values()) - c.slots) < 1e-9
 
 
@@ -62,6 +93,8 @@ def test_reader():
     "A loop without a load from tensor memory is not the step's; a spill is seen."
     from dglu.kernels.machine_code import instructions, step_loop
     code, labels = instructions(SPILLING)
-    assert [x.name for x in step_loop(code, labels)] == ["LDTM", "STL", "FMUL2", "BRA", "BRA"]
+    assert [x.name for x in step_loop(code, labels)[0]] == ["LDTM", "STL", "FMUL2", "BRA", "BRA"]
     assert code[1] == Sass("LDTM", ".x32", "R4, tmem[UR4] ") and labels == {".L_x_0": 1, ".L_x_1": 3}
     assert inner_loop([5], [(9, 1), (7, 4), (8, 6), (3, 2)]) == (4, 7)
+    jumps = [(20, 2), (5, 9), (11, 14), (3, 30)]      # the loop, over a conversion at 7, over none, and out of the loop
+    assert ordinary_way([4], jumps, [7, 25]) == ([*range(2, 6), *range(9, 21)], 1)

@@ -143,7 +143,7 @@ class Shadow:
                 return int(word), s
         return None
 
-# %% ../../nbs/machine/17_memory.ipynb #47f5701f
+# %% ../../nbs/machine/17_memory.ipynb #9e55a40d
 def race(place: str, word, first: str, second: str, why: str):
     "Raise the fault of two unordered accesses."
     raise Fault("race", f"{second} and {first} touch {place} {word} with nothing that orders them. {why}")
@@ -151,8 +151,11 @@ def race(place: str, word, first: str, second: str, why: str):
 
 def check_read(sh: Shadow, idx, seg: int, know: Knowledge, trace: Trace, what, proxy: bool = False, scale: int = 4):
     "A read of words `idx`: initialised, ordered after the last write, and, for the async proxy, fenced."
-    if np.count_nonzero(sh.wrote[idx] == 0):
-        bad = np.flatnonzero(sh.wrote[idx].ravel() == 0)[0]
+    empty = sh.wrote[idx] == 0
+    if sh.narrow is not None and empty.any():
+        empty &= ~sh.narrow.wrote.reshape(-1, 4)[idx].any(-1)       # part of a word is enough
+    if np.count_nonzero(empty):
+        bad = np.flatnonzero(empty.ravel())[0]
         word = idx.start + bad if isinstance(idx, slice) else np.asarray(idx).ravel()[bad]
         raise Fault("uninitialised", f"{what()} reads {sh.place} {hex(int(word) * scale)}, which nothing has written.")
     hit = sh.unknown(sh.wrote, idx, know.seen)
@@ -168,7 +171,7 @@ def check_read(sh: Shadow, idx, seg: int, know: Knowledge, trace: Trace, what, p
         part = bytes_of_words(idx)
         hit = sh.narrow.unknown(sh.narrow.wrote, part, know.seen & (know.proxied if proxy else -1))
         if hit:
-            race(sh.place, hex(hit[0]), trace.name(hit[1]), what(), "Wait on the barrier after the write" + ", with fence.proxy.async before it." * proxy)
+            race(sh.place, hex(hit[0]), trace.name(hit[1]), what(), "Wait on a barrier after the write" + ", and fence.proxy.async before it" * proxy)
     sh.read[idx] = seg
 
 
@@ -177,7 +180,7 @@ def bytes_of_words(idx) -> np.ndarray:
     words = np.arange(idx.start, idx.stop) if isinstance(idx, slice) else np.asarray(idx).ravel()
     return (4 * words[:, None] + np.arange(4)).ravel()
 
-# %% ../../nbs/machine/17_memory.ipynb #11aa6550
+# %% ../../nbs/machine/17_memory.ipynb #3c191ac6
 def check_write(sh: Shadow, idx, seg: int, know: Knowledge, trace: Trace, what, scale: int = 4):
     "A write of words `idx`: ordered after the last write and the last read."
     check_order(sh, idx, know, trace, what, scale)
@@ -204,7 +207,6 @@ def check_narrow_write(sh: Shadow, at: np.ndarray, size: int, seg: int, know: Kn
     check_order(sh, words, know, trace, what, 4)
     check_order(sh.by_bytes(), part, know, trace, what, 1)
     sh.narrow.wrote[part], sh.narrow.read[part] = seg, 0
-    sh.wrote[words] = np.maximum(sh.wrote[words], 1)        # something is there
 
 # %% ../../nbs/machine/17_memory.ipynb #6e752f5a
 RANK_SHIFT, RESERVED, POISON = 24, 1024, 0xCB

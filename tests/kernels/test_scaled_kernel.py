@@ -113,11 +113,13 @@ def of_row(i: int) -> Case:
                    activation=torch.bfloat16 if everything else None, c=TYPES_OF_C[i % 5], prob=i % 3 != 2, counts=(100, 0, 30), n=96)
 
 
-@pytest.mark.parametrize("i", range(len(ROWS)), ids=["-".join(row.values()) for row in ROWS])
+@pytest.mark.parametrize("i", [pytest.param(i, marks=pytest.mark.slow) if i % 2 else i for i in range(len(ROWS))],
+                         ids=["-".join(row.values()) for row in ROWS])
 def test_every_pair_of_choices(i):
     passes(of_row(i), seed=1)
 
 
+@pytest.mark.slow
 @settings(max_examples=3, phases=(Phase.explicit, Phase.generate))  # a case is its seed: nothing to shrink
 @given(st.integers(0, 2**32 - 1))
 def test_random(seed):
@@ -143,7 +145,7 @@ def fresh_grid():
     host.resident_clusters.cache_clear()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(s, marks=pytest.mark.slow) for s in (2, 3))])
 @pytest.mark.parametrize("case, ctas", [(BOTH_WAYS, (2, 1)), (MULTICAST, (4, 2))], ids=["both-ways", "multicast"])
 def test_adversarial_order(case, ctas, seed, fresh_grid):
     with machine(order="adversarial", seed=seed, sms=2) as m:  # one cluster at a time: work goes round every ring
@@ -401,6 +403,7 @@ def test_other_forms(name):
     passes(OTHERS[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", ["dswiglu", "dgeglu", "dsituglu"])
 def test_worst_approximations(act):
     "ex2 and rcp at the edge of what the PTX ISA promises."

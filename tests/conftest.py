@@ -12,6 +12,7 @@ if "PYTEST_XDIST_WORKER" in os.environ: torch.set_num_threads(1)
 
 
 def pytest_configure(config):
+    if getattr(config.option, "dist", "no") == "load": config.option.dist = "worksteal"  # notebooks come last and are long
     config.addinivalue_line("markers", "slow: a further sample of what other tests hold already; DGLU_SLOW=1 runs it")
 
 

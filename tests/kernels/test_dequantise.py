@@ -100,6 +100,7 @@ def random_case(ab, vec, experts, rows, k):
             torch.randint(256, (experts, rows, -(-k // vec)), dtype=torch.uint8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ab, sf, vec, major, discrete", [(*f, d) for f in FORMS for d in (False, True) if not d or f[1:3] in (("E8M0", 32), ("E4M3", 16))])
 def test_shapes(ab, sf, vec, major, discrete):
     "Experts, rows that fill no atom and no thread, blocks that fill no atom, a last block that is cut."
@@ -109,6 +110,7 @@ def test_shapes(ab, sf, vec, major, discrete):
         passes(ab, sf, vec, major, *random_case(ab, vec, experts, rows, step * chunks), discrete=discrete)
 
 
+@pytest.mark.slow
 def test_many_blocks():
     "More threads than a block has, in a line and across lines."
     for major, rows, k in (("k", 5, 16 * 300), ("k", 700, 16), ("n", 16 * 20, 16 * 30)):

@@ -44,6 +44,7 @@ ALL = [*(("mxfp8", s) for s in SHAPES), *(("nvfp4", s) for s in ("pair", "pairs,
        ("mxfp4", "pair"), ("mxfp4", "pointers"), ("mxfp4 16", "one CTA"), ("mxfp8 e5m2", "pair")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt, shape", ALL)
 def test_formats_tiles_and_clusters(fmt, shape):
     plan = Plan(scaled=FORMATS[fmt], **SHAPES[shape])

@@ -254,6 +254,7 @@ SPECIAL_C = {"dswiglu": [(GATE, NAN, (GATE, UP)), *((UP, v, (GATE,)) for v in (N
              "dsituglu": [(at, v, (GATE, UP)) for at in (GATE, UP) for v in (NAN, INF, -INF)]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt, act", [*(("e4m3", act) for act in SPECIAL_C), ("nvfp4", "dswiglu"), ("nvfp4", "dsituglu")])
 def test_special_c(fmt, act):
     "One element of C: NaN and infinities where the reference has them, and nothing else changes."
@@ -352,6 +353,7 @@ def test_subnormal_inputs():
         if norm <= 0.5: assert (d[:, :32][codes[:, 0] == 0] != 0).any()   # a number under the smallest scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt, vec", [("mxfp4", None), ("e4m3", ())])
 def test_subnormal_inputs_without_quantisation(fmt, vec):
     case = SMALL[fmt] if vec is None else replace(SMALL[fmt], outputs=vec)
@@ -388,6 +390,7 @@ def test_many_experts_mostly_empty(fmt, changes):
     passes(changed(FORMATS[fmt], counts=tuple(counts), n=32, k=32, **changes))
 
 
+@pytest.mark.slow
 def test_many_discrete_experts():
     passes(changed(FORMATS["mxfp4"], counts=(*[0] * 62, 20, 0, 5), n=32, k=32, weights="discrete"))
 
@@ -398,6 +401,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_forms(name):
     passes(OTHERS[name])

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['BF16_MAX', 'exact_scales', 'float32_bits', 'decoded', 'scale_value', 'has_special', 'is_lost', 'scaled_elements',
-           'scale_address', 'chunk_at', 'scale_codes', 'outside', 'Dequantise', 'dequantised_formats']
+           'scale_address', 'chunk_at', 'read_scales', 'outside', 'Dequantise', 'dequantised_formats']
 
-# %% ../../nbs/kernels/25b_dequantise.ipynb #b8d54e88
+# %% ../../nbs/kernels/25b_dequantise.ipynb #5dbe222b
 import math
 import struct
 
@@ -18,6 +18,7 @@ from cutlass.cute import arch
 from cutlass.cutlass_dsl import select_
 
 from .dglu_sm100 import at
+from .quantise import sf_place
 from ..quant import E2M1, E4M3, E5M2, E8M0, Format
 
 # %% ../../nbs/kernels/25b_dequantise.ipynb #ffde405f
@@ -89,15 +90,14 @@ def scaled_elements(words,          # Int32: codes
         if careful and count: lost = lost + Int32(select_(is_lost(x, y[i], fmt), Int32(1), Int32(0)))
     return lost
 
-# %% ../../nbs/kernels/25b_dequantise.ipynb #576b0505
+# %% ../../nbs/kernels/25b_dequantise.ipynb #ad7b92ba
 def scale_address(base: Int64,    # of an expert's scales: (rest_m, rest_k, 32, 4, 4) bytes
                   row: Uint32,
                   block: Uint32,  # along K
                   rest_k: Uint32,
                   ) -> Int64:
-    "Where one scale lies (design page, 'Numerics decisions')."
-    atom = Int64(row // 128) * rest_k + block // 4
-    return base + 512 * atom + row % 32 * 16 + row // 32 % 4 * 4 + block % 4
+    "Where one scale lies, in memory."
+    return base + sf_place(row, block, rest_k)
 
 
 def chunk_at(expert: Int32, line: Uint32, place: Uint32,
@@ -107,14 +107,13 @@ def chunk_at(expert: Int32, line: Uint32, place: Uint32,
     "Chunks before this one in dense memory."
     return (Int64(expert) * lines + line) * across + place
 
-# %% ../../nbs/kernels/25b_dequantise.ipynb #8898c9b9
-def scale_codes(address: Int64,  # of the first
+# %% ../../nbs/kernels/25b_dequantise.ipynb #9b71fbc1
+def read_scales(address: Int64,  # of the first
                 rows: int,       # neighbours, 16 bytes apart
-                blocks: int,     # neighbours, a byte apart
                 ) -> list:       # Int32, row by row
     "The scales that a thread needs at a time, each read once."
-    near = cute.make_tensor(at(address, Uint8, 1), cute.make_layout((rows, blocks), stride=(16, 1)))
-    return [Int32(near[i, j]) & 255 for i in range(rows) for j in range(blocks)]
+    near = cute.make_tensor(at(address, Uint8, 1), cute.make_layout(rows, stride=16))
+    return [Int32(near[i]) & 255 for i in range(rows)]
 
 
 def outside(codes: list, fmt: Format):
@@ -124,7 +123,7 @@ def outside(codes: list, fmt: Format):
     for c in codes[1:]: found = found | (c < low) | (c > high)
     return found
 
-# %% ../../nbs/kernels/25b_dequantise.ipynb #8cfbaf41
+# %% ../../nbs/kernels/25b_dequantise.ipynb #aa50439a
 class Dequantise:
     "Codes and scales to BF16, dense (experts, rows, K): compile `launch` with `cute.compile`."
     threads = 256  # of a block
@@ -183,14 +182,14 @@ class Dequantise:
         "A chunk of each line; how many elements are lost."
         words, y, z = [cute.make_rmem_tensor(n, t) for n, t in (((self.words, self.batch), Int32), (self.chunk, Float32), (self.chunk, BFloat16))]
         lost, ends = Int32(0), self.sf == E8M0
-        shared = None if self.by_row else scale_codes(scale, self.chunk, 1)
+        shared = None if self.by_row else read_scales(scale, self.chunk)
         for i in cutlass.range(cute.ceil_div(lines, self.batch), unroll=1):
             codes = [shared] * self.batch
             for j in range_constexpr(self.batch):
                 at = cutlass.min(self.batch * i + j, lines - 1)  # past the end: the last line again
                 cute.autovec_copy(source[None, Int64(at) * across], words[None, j])
                 if const_expr(self.by_row):
-                    codes[j] = scale_codes(scale + 16 * at, 1, 1)
+                    codes[j] = read_scales(scale + 16 * at, 1)
             for j in range_constexpr(self.batch):
                 if self.batch * i + j < lines:
                     lost += self.one_line([words[w, j] for w in range(self.words)], codes[j], y, ends)

@@ -43,7 +43,7 @@ class DgluEpilogue:
             plan: cutlass.Constexpr, place, n, wid):
         differentiate(self.o, plan, ring, accs, filled, acc, staged(self.o, shared, given, 1), given, place, n, wid)
 
-# %% ../../nbs/kernels/23_sm100.ipynb #5fe4a7e5
+# %% ../../nbs/kernels/23_sm100.ipynb #53cf855d
 @cute.jit
 def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, ring: WorkRing, accs: pipeline.PipelineUmmaAsync, filled: pipeline.PipelineTmaAsync,
                   acc: cute.Tensor, shared, given, place, n, wid):
@@ -62,7 +62,7 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, ring: WorkRing,
     while expert >= 0:
         row, col = plan.own_part(row, col, place)
         steps, tile = steps_of(plan, row, col, end, n), tile_of(o, given, expert, row, end)
-        begin_tile(o, fr, given, regs, row + 32 * wid, lane, tile)
+        begin_tile(o, fr, given, regs, row + fr.first(wid), lane, tile)
         parity, shared_steps = full.phase, plan.shared_steps(full.phase, steps)
         accs.consumer_wait(full)
         if shared_steps == 0:
@@ -76,7 +76,7 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, ring: WorkRing,
             stage, slot = treat_step(o, plan, 0, fr, given, shared, regs, ex, filled, norm, tile, stage, slot, col // STEP + step, n, tid, wid)
         full.advance()
         if steps > 0:
-            finish_tile(o, fr, given, regs, tile, row + 32 * wid, col // plan.tile_n)
+            finish_tile(o, fr, given, regs, tile, row + fr.first(wid), col // plan.tile_n)
         work, turn = ring.take(turn)
         expert, row, col, end = work
     arch.fence_view_async_tmem_load()

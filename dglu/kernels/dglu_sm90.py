@@ -137,7 +137,7 @@ def skip(state, stages):
     to = state.index + stages
     return pipeline.PipelineState(state.stages, state.count + stages, to % state.stages, state.phase ^ (to // state.stages & 1))
 
-# %% ../../nbs/kernels/26_sm90.ipynb #47e8b126
+# %% ../../nbs/kernels/26_sm90.ipynb #b1450d2a
 @cute.jit
 def choose_step(plan: cutlass.Constexpr, acc: cute.Tensor, r: cute.Tensor, step):
     "The accumulator's registers of a step, which is not known before the kernel runs."
@@ -177,14 +177,14 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, group, ring: Wo
         if const_expr(not plan.in_turn) or count % GROUPS == group:
             row, col = plan.own_part(row, col, place, group)
             steps, tile = steps_of(plan, row, col, end, n), tile_of(o, given, expert, row, end)
-            begin_tile(o, fr, given, regs, row + 16 * wid, lane, tile)
+            begin_tile(o, fr, given, regs, row + fr.first(wid), lane, tile)
             mma, read, release = multiply(plan, group, loads, mma, a, b, acc, read, release, k_tiles)
             for step in cutlass.range(steps, unroll=1):
                 choose_step(plan, acc, regs.r, step)
                 stage, slot = treat_step(o, plan, group, fr, given, shared, regs, ex, filled, norm, tile, stage, slot, col // STEP + step, n, tid,
                                          wid)
             if steps > 0:
-                finish_tile(o, fr, given, regs, tile, row + 16 * wid, col // plan.tile_n)
+                finish_tile(o, fr, given, regs, tile, row + fr.first(wid), col // plan.tile_n)
         count += 1
         work, turn = ring.take(turn)
         expert, row, col, end = work

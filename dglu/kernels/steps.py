@@ -398,7 +398,7 @@ def give_activation(ex: Exchange, at: Places, out, slot):
     if out.element_type.width == 8: move_pairs(at.fr, pair_places(at, ex.to_out, STEP, slot), out, True)
     else: cute.copy(ex.give_out, ex.give_out.retile(out), ex.to_out[(None, None, None, slot)])
 
-# %% ../../nbs/kernels/21c_steps.ipynb #9568eee9
+# %% ../../nbs/kernels/21c_steps.ipynb #de6916b9
 @cute.jit
 def give_quantised(fr: cutlass.Constexpr, norm: Norm, regs: Registers, ex: Exchange, at: cutlass.Constexpr, rows: tuple,
                    columns: Columns, slot):
@@ -414,7 +414,7 @@ def give_quantised(fr: cutlass.Constexpr, norm: Norm, regs: Registers, ex: Excha
 def store_codes(o: cutlass.Constexpr, fr: cutlass.Constexpr, given: Given, tile: Tile, word, codes: cute.Tensor, step, n, lane, wid,
                 tid):
     "Scale factors of a step to SFD_row and SFD_col (design page, 'Numerics decisions')."
-    m, row = cute.size(given.prob), tile.row + 16 * fr.blocks * wid + folded_row(fr, lane)
+    m, row = cute.size(given.prob), tile.row + fr.first(wid) + folded_row(fr, lane)
     if fr.blocks == 2 or lane % 4 < 2:
         given.sfd_row[sf_place(row, 2 * step, cute.ceil_div(n, 64)) >> 1] = Uint16(word)
     if tid < 2 * STEP:

@@ -50,7 +50,7 @@ def load_kernels(arch: str):
     os.environ.setdefault("CUTE_DSL_ARCH", arch)
     return import_module("dglu.kernels.dglu_sm90" if arch == "sm_90a" else "dglu.kernels.dglu_sm100")
 
-# %% ../nbs/kernels/24_host.ipynb #599e9972
+# %% ../nbs/kernels/24_host.ipynb #838543ce
 def plan_sm100(problem: Problem, kernels) -> tuple:  # Plan, Outputs
     "The Blackwell kernel's plan: tile and cluster are the caller's (contract, 'Common Parameters')."
     config = problem.config
@@ -72,7 +72,7 @@ def outputs_of(problem: Problem, **stages):
     return Outputs(gate_of(problem.activation), kind[problem.c_dtype], kind[problem.d_dtype], kind.get(problem.activation_dtype), "dbias" in has,
                    config.deterministic, scaled="sfd" in has, discrete_col="sfd" in has and config.discrete_col_sfd, d_col="d_col" in has,
                    amax="amax" in has, op=config.epilogue_op, beta=problem.beta_scales_c, prob=problem.has_prob, dprob="dprob" in has,
-                   single=config.use_single_group_runtime_offsets, **stages)
+                   single=config.use_single_group_runtime_offsets, out_scaled="activation_sf" in has, **stages)
 
 
 @lru_cache(maxsize=1)
@@ -132,7 +132,7 @@ def object_file(arch: str, plan, outputs) -> Path:
     key = repr((arch, plan, outputs, own, version("nvidia-cutlass-dsl"))).encode()
     return cache_folder() / f"dglu_{arch}_{hashlib.sha256(key).hexdigest()[:32]}.o"
 
-# %% ../nbs/kernels/24_host.ipynb #a79feb59
+# %% ../nbs/kernels/24_host.ipynb #62a0615f
 NAME = "dglu_kernel"  # of the function inside an object file
 
 
@@ -158,8 +158,8 @@ def store(compiled, file: Path):
         os.replace(Path(folder) / "k.o", file)
 
 
-TENSORS = ("a", "b", "sfa", "sfb", "c", "d_row", "d_col", "activation_out", "sfd_row", "sfd_col", "amax", "norm_const", "padded_offsets",
-           "alpha", "beta", "prob", "dprob", "dbias")
+TENSORS = ("a", "b", "sfa", "sfb", "c", "d_row", "d_col", "activation_out", "activation_col_out", "sfd_row", "sfd_col", "activation_sf_row",
+           "activation_sf_col", "amax", "norm_const", "activation_norm_const", "padded_offsets", "alpha", "beta", "prob", "dprob", "dbias")
 DISCRETE = ("a", "b_ptrs", "sfa", "sfb_ptrs", *TENSORS[4:])
 SCRATCH = ("rows_of_dbias", "rows_of_dprob", "maps", "last", "wide_a", "wide_b", "inexact")
 SIZES = ("m", "n", "k", "experts", "clusters")

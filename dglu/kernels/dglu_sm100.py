@@ -5,23 +5,22 @@
 # %% auto #0
 __all__ = ['DgluEpilogue', 'differentiate', 'DgluHost', 'DgluSm100', 'at']
 
-# %% ../../nbs/kernels/23_sm100.ipynb #dbea45c9
+# %% ../../nbs/kernels/23_sm100.ipynb #fb01f0fc
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cuda.bindings.driver import CUstream
-from cutlass import BFloat16, Float32, Int32, Int64, Uint8, Uint16, Uint32, const_expr
+from cutlass import BFloat16, Float32, Int32, Int64, Uint8, const_expr
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import tcgen05
 
 from .epilogue import Fragment, clear_amax, sum_dbias, sum_dprob, write_end
 from .mainloop_sm100 import CTA_ROWS, GroupedGemm, Plan, release_accumulator
 from .schedule import WorkRing
-from .quantise import Norm
-from .steps import (STEP, Outputs, Pointers, begin_tile, c_pipeline, epilogue_arguments, exchange, finish_tile, load_c, registers,
-                                row_major, staged, staging_type, steps_of, swizzled, tile_of, treat_step)
+from .steps import (STEP, Outputs, Pointers, begin_tile, c_pipeline, epilogue_arguments, exchange, finish_tile, load_c, norms_of,
+                                registers, row_major, staged, staging_type, steps_of, swizzled, tile_of, treat_step)
 
-# %% ../../nbs/kernels/23_sm100.ipynb #29d09f39
+# %% ../../nbs/kernels/23_sm100.ipynb #92db1d01
 class DgluEpilogue:
     "R, C and prob to D, dprob, partial sums of dbias, and prob·act (contract, 'Step 2')."
     warps_that_load = 1
@@ -41,9 +40,9 @@ class DgluEpilogue:
     @cute.jit
     def run(self, ring: WorkRing, accs: pipeline.PipelineUmmaAsync, filled: pipeline.PipelineTmaAsync, shared, acc: cute.Tensor, given,
             plan: cutlass.Constexpr, place, n, wid):
-        differentiate(self.o, plan, ring, accs, filled, acc, staged(self.o, shared, given, 1), given, place, n, wid)
+        differentiate(self.o, plan, ring, accs, filled, acc, staged(self.o, shared, given, CTA_ROWS, 1), given, place, n, wid)
 
-# %% ../../nbs/kernels/23_sm100.ipynb #53cf855d
+# %% ../../nbs/kernels/23_sm100.ipynb #37a13a09
 @cute.jit
 def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, ring: WorkRing, accs: pipeline.PipelineUmmaAsync, filled: pipeline.PipelineTmaAsync,
                   acc: cute.Tensor, shared, given, place, n, wid):
@@ -54,7 +53,7 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, ring: WorkRing,
     from_acc = t2r.get_slice(tid).partition_S(steps_acc)
     regs = registers(o, fr, t2r.get_slice(tid).partition_D(cute.make_identity_tensor((CTA_ROWS, STEP))).shape)
     ex = exchange(o, plan, 0, lambda atom: cute.make_tiled_copy_D(atom, t2r), tid, given, shared)
-    norm = Norm.of(given.norm[0]) if const_expr(o.scaled) else None
+    norms = norms_of(o, given)
     turn, slot = ring.reader(), Int32(0)
     full, stage = [pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, k) for k in (1, o.c_stages)]
     work, turn = ring.take(turn)
@@ -73,7 +72,7 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, ring: WorkRing,
             if const_expr(plan.overlap > 0):
                 if i + 1 == shared_steps:
                     release_accumulator(accs, full)
-            stage, slot = treat_step(o, plan, 0, fr, given, shared, regs, ex, filled, norm, tile, stage, slot, col // STEP + step, n, tid, wid)
+            stage, slot = treat_step(o, plan, 0, fr, given, shared, regs, ex, filled, norms, tile, stage, slot, col // STEP + step, n, tid, wid)
         full.advance()
         if steps > 0:
             finish_tile(o, fr, given, regs, tile, row + fr.first(wid), col // plan.tile_n)
@@ -83,17 +82,17 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, ring: WorkRing,
     if wid == 0:
         arch.cp_async_bulk_wait_group(0)
 
-# %% ../../nbs/kernels/23_sm100.ipynb #904c0a0c
+# %% ../../nbs/kernels/23_sm100.ipynb #12217278
 class DgluHost:
     "The host function of a backend. A chip adds `plan`, `outputs` and `launch`. What a configuration does not have, is 0."
 
     @cute.jit
     def __call__(self, a: Int64, b: Int64,  # addresses on the device: (M, K), (L, N, K); discrete: b and sfb are (L,) int64 addresses
                  sfa: Int64, sfb: Int64,    # scale factors
-                 c: Int64, d_row: Int64, d_col: Int64,  # (M, 2N)
-                 out: Int64,                # (M, N)
-                 sfd_row: Int64, sfd_col: Int64,
-                 amax: Int64, norm: Int64,  # (L, 2), (1,)
+                 c: Int64, d_row: Int64, d_col: Int64,  # (M, 2N); FP4: d_col (2N, M)
+                 out: Int64, out_col: Int64,  # (M, N); FP4: out_col (N, M)
+                 sfd_row: Int64, sfd_col: Int64, out_sf_row: Int64, out_sf_col: Int64,  # atoms
+                 amax: Int64, norm: Int64, out_norm: Int64,  # (L, 2), (1,), (1,)
                  offsets: Int64, alpha: Int64, beta: Int64,  # (L,)
                  prob: Int64, dprob: Int64,  # (M,)
                  dbias: Int64,              # (L, 2N)
@@ -108,12 +107,11 @@ class DgluHost:
                  stream: CUstream):
         o, plan = self.outputs, self.plan
         n_tiles = cute.ceil_div(n, plan.tile_n)
-        types = (o.c, o.d, o.d, o.out_type)
-        matrices = [at(x, dtype, 16) for x, dtype in zip((c, d_row, d_col, out), types)]
-        scales = at(sfd_row, Uint16, 16), at(sfd_col, Uint32 if const_expr(plan.group_rows == 128) else Uint16, 16)
         ends = at(last if const_expr(o.single) else offsets, Int32, 4)
-        vectors = [at(x, Float32, 4) for x in (norm, alpha, beta, prob, dprob, rows_of_dbias, rows_of_dprob)]
-        pointers = Pointers(*matrices, *scales, at(amax, Int32, 4), vectors[0], ends, *vectors[1:], n_tiles)
+        def result(w, *addresses): return [at(x, dtype, 16) for x, dtype in zip(addresses, (w.memory, w.memory, Uint8, Uint8, Float32))]
+        areas = (d_row, d_col, sfd_row, sfd_col, norm), (out, out_col, out_sf_row, out_sf_col, out_norm)
+        vectors = [at(x, Float32, 4) for x in (alpha, beta, prob, dprob, rows_of_dbias, rows_of_dprob)]
+        pointers = Pointers(at(c, o.c, 16), [result(w, *x) for w, x in zip(o.results, areas)], at(amax, Int32, 4), ends, *vectors, n_tiles)
         ends = cute.make_tensor(ends, cute.make_layout(experts))
         if const_expr(o.single):
             write_end(ends, m).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)

@@ -6,7 +6,7 @@
 __all__ = ['GROUPS', 'HopperPlan', 'load_operands', 'operand_places', 'multiply', 'skip', 'choose_step', 'differentiate',
            'DgluSm90']
 
-# %% ../../nbs/kernels/26_sm90.ipynb #027a3bd7
+# %% ../../nbs/kernels/26_sm90.ipynb #d579b8af
 from dataclasses import dataclass
 
 import cutlass
@@ -25,9 +25,8 @@ from .epilogue import Fragment, Quad
 from .formats import Scaled
 from .mainloop_sm100 import K_TILE, SCHEDULER_STAGES, SMEM_BYTES, make_maps, matrices, stream_operands
 from .schedule import WorkRing, schedule_static, threads
-from .quantise import Norm
-from .steps import (STEP, Outputs, Pointers, begin_tile, c_pipeline, epilogue_arguments, exchange, finish_tile, load_c, registers, staged,
-                                staging_type, steps_of, swizzled, tile_of, treat_step)
+from .steps import (STEP, Outputs, Pointers, begin_tile, c_pipeline, epilogue_arguments, exchange, finish_tile, load_c, norms_of,
+                                registers, staged, staging_type, steps_of, swizzled, tile_of, treat_step)
 
 Quad.packed = False  # no .f32x2 before Blackwell
 
@@ -137,7 +136,7 @@ def skip(state, stages):
     to = state.index + stages
     return pipeline.PipelineState(state.stages, state.count + stages, to % state.stages, state.phase ^ (to // state.stages & 1))
 
-# %% ../../nbs/kernels/26_sm90.ipynb #b1450d2a
+# %% ../../nbs/kernels/26_sm90.ipynb #86dada1f
 @cute.jit
 def choose_step(plan: cutlass.Constexpr, acc: cute.Tensor, r: cute.Tensor, step):
     "The accumulator's registers of a step, which is not known before the kernel runs."
@@ -163,7 +162,7 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, group, ring: Wo
     small = sm90.make_trivial_tiled_mma(BFloat16, BFloat16, *[warpgroup.OperandMajorMode.K] * 2, Float32, (1, 1, 1), (64, STEP))
     regs = registers(o, fr, small.get_slice(tid).partition_shape_C((plan.group_rows, STEP)))
     ex = exchange(o, plan, group, lambda atom: cute.make_tiled_copy_C(atom, small), tid, given, shared)
-    norm = Norm.of(given.norm[0]) if const_expr(o.scaled) else None
+    norms = norms_of(o, given)
     turn, slot, count = ring.reader(), Int32(0), Int32(0)
     stages = loads.num_stages
     read, release, stage = [pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, s) for s in (stages, stages, o.c_stages)]
@@ -181,7 +180,7 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, group, ring: Wo
             mma, read, release = multiply(plan, group, loads, mma, a, b, acc, read, release, k_tiles)
             for step in cutlass.range(steps, unroll=1):
                 choose_step(plan, acc, regs.r, step)
-                stage, slot = treat_step(o, plan, group, fr, given, shared, regs, ex, filled, norm, tile, stage, slot, col // STEP + step, n, tid,
+                stage, slot = treat_step(o, plan, group, fr, given, shared, regs, ex, filled, norms, tile, stage, slot, col // STEP + step, n, tid,
                                          wid)
             if steps > 0:
                 finish_tile(o, fr, given, regs, tile, row + fr.first(wid), col // plan.tile_n)
@@ -191,7 +190,7 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, group, ring: Wo
     if wid == 0:
         arch.cp_async_bulk_wait_group(0)
 
-# %% ../../nbs/kernels/26_sm90.ipynb #386d26a8
+# %% ../../nbs/kernels/26_sm90.ipynb #a1895a4a
 class DgluSm90(DgluHost):
     "The host function of the SM90 backend; compile it with `cute.compile`."
 
@@ -280,7 +279,7 @@ class DgluSm90(DgluHost):
         else:
             arch.sync_threads()
         sa, sb = swizzled(shared.a, layout_a), swizzled(shared.b, layout_b)
-        areas = staged(o, shared.staging, given, GROUPS)
+        areas = staged(o, shared.staging, given, plan.group_rows, GROUPS)
         side = plan.cluster[0]
         if warp < 4:
             arch.setmaxregister_decrease(40)

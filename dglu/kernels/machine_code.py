@@ -101,11 +101,11 @@ def step_loop(code: list, labels: dict) -> tuple[list, int]:
     way, rare = ordinary_way(loads, jumps, narrow)
     return [code[i] for i in way], rare
 
-# %% ../../nbs/kernels/25_machine_code.ipynb #0a34d846
+# %% ../../nbs/kernels/25_machine_code.ipynb #68c12dc8
 def ptx_loop(ptx: str) -> list:  # of dglu.emulate.ptx.Instr
     "The epilogue's step in PTX."
     def load(x): return x.op == "tcgen05" and x.mods[0] == "ld"
-    def narrow(x): return x.op == "cvt" and x.mods[-1] == "f32" and x.mods[-2][:4] in ("e4m3", "e5m2")
+    def narrow(x): return x.op == "cvt" and x.mods[-1] == "f32" and x.mods[-2][:4] in ("e4m3", "e5m2", "e2m1")
     fn = next(f for f in parse(ptx).functions.values() if any(map(load, f.code)))
     jumps = [(i, fn.labels[to.value]) for i, x in enumerate(fn.code) if x.op == "bra" for to in x.args if to.value in fn.labels]
     loads, converting = [[i for i, x in enumerate(fn.code) if fits(x)] for fits in (load, narrow)]

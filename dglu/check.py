@@ -4,15 +4,16 @@
 
 # %% auto #0
 __all__ = ['ROUNDINGS', 'COUNTS', 'SPARE', 'GEGLU', 'TILES', 'CLUSTERS', 'E8', 'E4', 'E5', 'E2', 'MXFP8', 'MXFP4', 'NVFP4',
-           'COMMON', 'ACTS', 'MORE_ACTS', 'CASES', 'GATED', 'SCALED', 'FAULTS', 'half_step', 'compare', 'worst_block',
-           'scale_code', 'compare_quantised', 'col_codes', 'judge', 'forbidden', 'untouchable', 'arguments', 'execute',
-           'Result', 'home', 'run_case', 'differs_again', 'variants', 'grid', 'bf16_cases', 'blockscaled_cases',
+           'FP4_D', 'COMMON', 'ACTS', 'MORE_ACTS', 'CASES', 'GATED', 'SCALED', 'FAULTS', 'limits', 'half_step',
+           'compare', 'worst_block', 'scale_code', 'nearest_code', 'scale_interval', 'compare_quantised', 'col_codes',
+           'judge_quantised', 'judge', 'forbidden', 'untouchable', 'arguments', 'execute', 'Result', 'home', 'run_case',
+           'differs_again', 'variants', 'grid', 'bf16_cases', 'blockscaled_cases', 'fp4_d_cases', 'activation_cases',
            'dsrelu_cases', 'run_cases', 'random_counts', 'random_act', 'random_bf16', 'random_scaled_config',
            'random_blockscaled', 'random_case', 'reading', 'writing', 'float32_d', 'truncated', 'bf16_atomics',
-           'halves', 'prob_in_dprob', 'stored_dprob', 'exclusive', 'large_scales', 'hidden_nan', 'past_the_end',
-           'byte_too_many', 'Fault', 'end_of_k', 'shows']
+           'halves', 'prob_in_dprob', 'stored_dprob', 'exclusive', 'large_scales', 'hidden_nan', 'swapped_pairs',
+           'bare_activation', 'past_the_end', 'byte_too_many', 'Fault', 'end_of_k', 'shows']
 
-# %% ../nbs/api/33_check.ipynb #b2a09c3f
+# %% ../nbs/api/33_check.ipynb #3c4389bf
 import inspect
 import random
 import time
@@ -24,19 +25,25 @@ import torch
 from torch import Tensor
 
 from . import api, reference
-from .contract import FP4, FP8, HALF, OUTPUTS, WIDE, Config, NoKernel, Problem, argument_name
+from .contract import FP4, FP8, HALF, OUTPUTS, QUANTISED, WIDE, Config, NoKernel, Problem, Quantised, argument_name
 from .layout import convert_gate_up
-from .truth import GUARD, Case, Truth, make_tensors, memory, numbers, oracle, physical, power, raw, scale_bytes
+from .truth import GUARD, TINY, Case, Truth, make_tensors, memory, numbers, oracle, physical, power, raw, scale_bytes, stored_matrix
 
-# %% ../nbs/api/33_check.ipynb #972b49ad
+# %% ../nbs/api/33_check.ipynb #4c946117
+def limits(dtype: torch.dtype) -> tuple[float, float, float]:  # smallest normal number, relative spacing, largest
+    "Of a type's numbers; torch does not know FP4's."
+    info = torch.finfo(dtype) if dtype not in FP4 else None
+    return (info.smallest_normal, info.eps, info.max) if info else (1.0, 0.5, 6.0)
+
+
 def half_step(x: Tensor,  # float64, magnitudes
               dtype: torch.dtype) -> Tensor:
     "Half the distance between neighbouring numbers of a type, in the binade of x."
-    info = torch.finfo(dtype)
-    exponent = x.clamp(info.smallest_normal, info.max).view(torch.int64) & 0x7FF << 52  # alone: 2^floor(log2 x)
-    return exponent.view(torch.float64) * (info.eps / 2)
+    smallest, eps, top = limits(dtype)
+    exponent = x.clamp(smallest, top).view(torch.int64) & 0x7FF << 52  # alone: 2^floor(log2 x)
+    return exponent.view(torch.float64) * (eps / 2)
 
-# %% ../nbs/api/33_check.ipynb #a635271a
+# %% ../nbs/api/33_check.ipynb #76624f35
 def compare(key: str,  # the output's name
             got: Tensor,  # float64, what was stored
             truth: Truth,  # like got
@@ -45,8 +52,8 @@ def compare(key: str,  # the output's name
             rows: int = 128,  # of a block
             ) -> dict:  # key: (relative error, tolerance); "key, outside": (elements, 0)
     "An output against its truth: the worst block of rows, and the elements off by more than one rounding."
-    value, bound, top = truth.value / unit, truth.bound / unit, torch.finfo(dtype).max
-    saturates = dtype in FP8
+    value, bound, top = truth.value / unit, truth.bound / unit, limits(dtype)[2]
+    saturates = dtype in FP8 + FP4
     if saturates: value = value.clamp(-top, top)
     odd = got.isnan() != value.isnan()
     got, value, bound = (x.nan_to_num(0.0, torch.inf, -torch.inf) for x in (got, value, bound))
@@ -65,65 +72,89 @@ def worst_block(value: Tensor, off: Tensor, allowed: Tensor, rows: int) -> tuple
     worst = (error / limit).argmax()
     return (error / size)[worst].item(), (limit / size)[worst].item()
 
-# %% ../nbs/api/33_check.ipynb #126b5864
+# %% ../nbs/api/33_check.ipynb #5511a190
 def scale_code(a: Tensor) -> Tensor:  # float64 -> int64
     "E8M0 byte of a scale, rounded up; 0 for 0, 255 for NaN (design page)."
     mantissa, exponent = torch.frexp(a.nan_to_num(1.0))
     code = (exponent.long() - (mantissa == 0.5).long() + 127).clamp(0, 254)
     return code.masked_fill(a == 0, 0).masked_fill(a.isnan(), 255)
 
-# %% ../nbs/api/33_check.ipynb #c7bc85e8
+
+def nearest_code(a: Tensor) -> Tensor:  # float64 -> int64
+    "E4M3 byte of a scale, rounded to the nearest; 126 (448) for all that is larger, 127 for NaN."
+    return raw(a.clamp(max=448).float().to(torch.float8_e4m3fn)).long().masked_fill(a.isnan(), 127)
+
+# %% ../nbs/api/33_check.ipynb #1b087a0a
 ROUNDINGS = 2.0**-22  # four of float32, relative: 4u above
 
 
-def compare_quantised(key: str,  # "row" or "col"
-                      q: Tensor,  # (rows, columns) float64, stored elements
-                      codes: Tensor,  # (rows, columns/32) or (rows/32, columns) scale bytes
-                      truth: Truth, case: Case) -> dict:
-    "D_row or D_col and its scale factors: as `compare`, and the scales that are off (contract, 'Step 3')."
-    dim, vec, c = (1 if key == "row" else 0), case.config.sf_vec_size, case.norm_const
-    size, spread = (x.unflatten(dim, (-1, vec)) for x in (truth.value.abs(), truth.bound))
-    low, high = (a.amax(dim + 1) * c / torch.finfo(case.d).max for a in ((size - spread).clamp(0), size + spread))
-    outside = (codes < scale_code(low * (1 - ROUNDINGS))) | (codes > scale_code(high * (1 + ROUNDINGS)))
-    sf, lost = (x.repeat_interleave(vec, dim) for x in (power(codes), low.isnan()))
-    value = truth.value.masked_fill(lost, torch.nan)  # a NaN spoils its block
-    truth = Truth(value, truth.bound + ROUNDINGS * value.abs())
-    return {**compare(f"d_{key}", q, truth, case.d, unit=sf / c), f"sfd_{key}, outside": (int(outside.sum()), 0)}
+def scale_interval(truth: Truth,  # (rows, columns)
+                   case: Case, dim: int, norm_const: float) -> tuple[Tensor, Tensor, Tensor]:  # lowest byte, highest byte, whether lost; a block each
+    "Which scale bytes a right kernel may store (contract, 'Step 3'; NVFP4)."
+    vec, top, code = case.config.sf_vec_size, limits(case.d)[2], nearest_code if case.d in FP4 else scale_code
+    size, spread = (x.unflatten(dim, (-1, vec)) for x in (truth.value.abs(), truth.bound.nan_to_num(torch.inf, torch.inf)))
+    lost = size.isnan().any(dim + 1)
+    low, high = ((size - spread).nan_to_num(0, torch.inf).clamp(0), (size + spread).nan_to_num(0, torch.inf))
+    low, high = (a.amax(dim + 1).masked_fill(lost, torch.nan) * (norm_const / top) for a in (low, high))
+    return code((low * (1 - ROUNDINGS) - TINY * max(1, norm_const)).clamp(0)), code(high * (1 + ROUNDINGS)), lost
 
-# %% ../nbs/api/33_check.ipynb #35b295f0
-def col_codes(case: Case, sf: Tensor) -> Tensor:  # (blocks of M, columns) bytes of the experts' rows
-    "SFD_col as a matrix (design page, 'Numerics decisions')."
+# %% ../nbs/api/33_check.ipynb #5292cbe0
+def compare_quantised(names: tuple,  # of the elements and of the scale factors
+                      q: Tensor,  # (rows, columns) float64, stored elements
+                      codes: Tensor,  # (rows, blocks) or (blocks, columns) scale bytes
+                      truth: Truth, case: Case,
+                      dim: int,  # that blocks run along: 1, or 0 for those of M
+                      norm_const: float = 1.0) -> dict:
+    "A quantised output and its scale factors: as `compare`, and the scales that are off."
+    low, high, lost = scale_interval(truth, case, dim, norm_const)
+    codes, fp4 = codes.long(), case.d in FP4
+    sf = numbers(codes.to(torch.uint8).view(torch.float8_e4m3fn)) if fp4 else power(codes)
+    sf, lost = (x.repeat_interleave(case.config.sf_vec_size, dim) for x in (sf, lost))
+    empty = sf == 0  # a scale of 0, which E8M0 does not have, stands for zeros
+    if fp4: q = q.masked_fill(sf.isnan() & (q == 6), torch.nan)
+    value = truth.value.masked_fill(lost, torch.nan).masked_fill(empty, 0)  # a NaN spoils its block
+    truth = Truth(value, (truth.bound + ROUNDINGS * value.abs()).masked_fill(empty, 0))
+    return {**compare(names[0], q, truth, case.d, unit=(sf / norm_const).masked_fill(empty, 1)),
+            f"{names[1]}, outside": (int(((codes < low) | (codes > high)).sum()), 0)}
+
+# %% ../nbs/api/33_check.ipynb #fac858ad
+def col_codes(case: Case, sf: Tensor, columns: int) -> Tensor:  # (blocks of M, columns) bytes of the experts' rows
+    "Scale factors of columns as a matrix (design page, 'Numerics decisions')."
     vec, pieces, start = case.config.sf_vec_size, [], 0
-    if not case.config.discrete_col_sfd: return scale_bytes(sf, case.columns, case.ends[-1] // vec).T
+    if not case.config.discrete_col_sfd: return scale_bytes(sf, columns, case.ends[-1] // vec).T
     for lo, hi in case.bounds:
         rest_k = (hi - lo) // (4 * vec)
-        pieces.append(scale_bytes(sf, case.columns, 4 * rest_k, rest_k=rest_k, start=start))
+        pieces.append(scale_bytes(sf, columns, 4 * rest_k, rest_k=rest_k, start=start))
         start += 512 * sf.shape[2] * rest_k
     return torch.cat(pieces, 1).T
 
-# %% ../nbs/api/33_check.ipynb #65718afc
+# %% ../nbs/api/33_check.ipynb #409f742e
+def judge_quantised(case: Case, t: dict, keys: Quantised, truth: Truth) -> dict:
+    "An output that is quantised both ways against its truth."
+    end, (_, columns), c = case.ends[-1], truth.value.shape, getattr(case, keys.norm_const)
+    row, col = scale_bytes(t[keys.sf_row], end, columns // case.config.sf_vec_size), col_codes(case, t[keys.sf_col], columns)
+    return {**compare_quantised((keys.row, keys.sf_row), stored_matrix(t[keys.row], end), row, truth, case, 1, c),
+            **compare_quantised((keys.col, keys.sf_col), stored_matrix(t[keys.col], end, by_col=True), col, truth, case, 0, c)}
+
+
 def judge(case: Case, t: dict, truth: dict) -> dict:  # name: (error, tolerance)
     "Every output of a case against its truth."
     end, out = case.ends[-1], {}
-    stored = {key: numbers(t[key][:end, :, 0]) for key in ("d_row", "d_col", "activation_out") if key in t}
-    if "sfd" in case.outputs:
-        row = scale_bytes(t["sfd_row"], end, case.columns // case.config.sf_vec_size)
-        for key, codes in (("row", row), ("col", col_codes(case, t["sfd_col"]))):
-            out |= compare_quantised(key, stored[f"d_{key}"], codes, truth["d"], case)
-    else:
-        for key in ("d_row", "d_col"): out |= compare(key, stored[key], truth["d"], case.d) if key in stored else {}
-    if case.activation: out |= compare("activation_out", stored["activation_out"], truth["act"], case.activation)
+    for (name, keys), matrix, dtype in zip(QUANTISED.items(), (truth["d"], truth["act"]), (case.d, case.activation)):
+        if name in case.outputs: out |= judge_quantised(case, t, keys, matrix); continue
+        for key in keys[:2]: out |= compare(key, stored_matrix(t[key], end), matrix, dtype) if key in t else {}
     if case.prob: out |= compare("dprob", t["dprob"][:end, 0, 0].double(), truth["dprob"], torch.float32)
     for key in ("dbias", "amax"):
         if key in t: out |= compare(key, t[key].double().flatten(1), truth[key], t[key].dtype, rows=1)
     return out
 
-# %% ../nbs/api/33_check.ipynb #70b3fb9d
+# %% ../nbs/api/33_check.ipynb #0add414f
 def forbidden(case: Case, key: str, x: Tensor) -> list:  # of uint8 views
     "The bytes of an output's buffer that no backend may write."
     buffer, size, end = memory(x), x.numel() * x.element_size(), case.ends[-1]
-    if key == "sfd_col" and not case.config.discrete_col_sfd:
-        return [buffer[:GUARD], raw(physical(x))[:, :, end // 128:], buffer[GUARD + size:]]
+    if key in [keys.sf_col for keys in QUANTISED.values()] and not case.config.discrete_col_sfd:
+        return [buffer[:GUARD], raw(physical(x))[:, :, end // (4 * case.config.sf_vec_size):], buffer[GUARD + size:]]
+    if key in [keys.col for keys in QUANTISED.values()] and x.dtype in FP4: return [buffer[:GUARD], raw(x)[:, end // 2:], buffer[GUARD + size:]]
     live = size if key in ("dbias", "amax") or not case.rows else size * end // case.rows
     return [buffer[:GUARD], buffer[GUARD + live:]]
 
@@ -234,12 +265,13 @@ def bf16_cases() -> list:
     full = [c for base in acts for c in variants(base, *forms, *(GEGLU if base.config.act_func == "dgeglu" else ()))]
     return [Case(), *full, *edges]
 
-# %% ../nbs/api/33_check.ipynb #c5bbce93
+# %% ../nbs/api/33_check.ipynb #054b712b
 E8, E4, E5, E2 = torch.float8_e8m0fnu, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8
 MXFP8 = [Case(Config(sf_vec_size=32), ab=ab, sf=E8, d=d, outputs=("d_col", "sfd"), k=96)
          for ab, d in ((E4, E4), (E5, E5), (E4, E5))]
 MXFP4 = [Case(Config(sf_vec_size=vec), ab=E2, sf=E8, outputs=("amax",), k=96) for vec in (32, 16)]
 NVFP4 = [Case(Config(sf_vec_size=16), ab=E2, sf=E4, outputs=("amax", "dbias"), k=96)]
+FP4_D = replace(NVFP4[0], d=E2, outputs=("d_col", "sfd", "amax", "dbias"))
 COMMON = (
     *grid(counts=COUNTS[::2]), *SPARE, *grid(n=(32, 288)), dict(weights="discrete"), dict(k=256),
     *grid(c=(torch.float16, torch.float32, E4, E5)), dict(prob=False), dict(mma_tiler_mn=(128, 256)),
@@ -250,7 +282,7 @@ MORE_ACTS = (
     *(dict(act_func="dgeglu", **p) for p in GEGLU[1:]), dict(act_func="dsituglu", situ_beta1=2.0, situ_beta2=8.0),
     *grid(epilogue_op=("relu", "srelu")), dict(counts=(512,), use_single_group_runtime_offsets=True))
 
-# %% ../nbs/api/33_check.ipynb #08e22c2b
+# %% ../nbs/api/33_check.ipynb #dc4c3ee7
 def blockscaled_cases() -> list:
     "The block-scaled backend."
     fp8 = variants(
@@ -261,9 +293,28 @@ def blockscaled_cases() -> list:
     fp4 = variants(
         NVFP4[0], *COMMON[1::2], *MORE_ACTS, dict(ab=torch.float4_e2m1fn_x2), dict(d=torch.float16, data="zeros"),
         dict(d=torch.float32, outputs=("dbias",)), dict(outputs=("d_col", "amax")), dict(deterministic=True, n=288))
-    return [c for base in (*MXFP8, *MXFP4, *NVFP4) for c in variants(base, *ACTS)] + fp8 + fp4
+    return [c for base in (*MXFP8, *MXFP4, *NVFP4) for c in variants(base, *ACTS)] + fp8 + fp4 + fp4_d_cases() + activation_cases()
 
-# %% ../nbs/api/33_check.ipynb #5121bfe1
+
+def fp4_d_cases() -> list:
+    "D in NVFP4."
+    return variants(
+        FP4_D, *ACTS, dict(n=32, weights="discrete"), dict(n=96, discrete_col_sfd=True, counts=(0, 257, 0, 1), spare=256),
+        dict(spare=256, norm_const=0.3, outputs=("d_col", "sfd")), dict(data="zeros", norm_const=64.0, mma_tiler_mn=(128, 256)),
+        dict(ab=torch.float4_e2m1fn_x2, d=torch.float4_e2m1fn_x2, epilogue_op="srelu", n=160), dict(data="nan", act_func="dgeglu"),
+        dict(counts=(0, 0), spare=256), dict(prob=False, c=E5, use_dynamic_sched=True), dict(c=torch.float32, deterministic=True, n=288))
+
+
+def activation_cases() -> list:
+    "The activation with its scale factors."
+    nvfp4 = replace(FP4_D, activation=E2, outputs=("d_col", "sfd", "activation_sf"))
+    mxfp8 = replace(MXFP8[0], activation=E4, outputs=("d_col", "sfd", "activation_sf"))
+    apart = dict(act_func="dgeglu", discrete_col_sfd=True, n=96, counts=(0, 257, 0, 1), spare=256)
+    narrow = dict(act_func="dsituglu", n=32, activation_norm_const=0.3, data="zeros")
+    return [*variants(nvfp4, {}, apart, narrow, dict(data="nan", norm_const=64.0, activation_norm_const=16.0)),
+            *variants(mxfp8, {}, apart, narrow, dict(d=E5, activation=E5, outputs=("d_col", "sfd", "activation_sf", "dbias"), prob=False))]
+
+# %% ../nbs/api/33_check.ipynb #8aa42644
 def dsrelu_cases() -> list:
     "The squared ReLU."
     bases = [variants(c, dict(op="dsrelu", discrete_col_sfd=c.ab in FP8))[0] for c in (*MXFP8[:2], MXFP4[0], *NVFP4)]
@@ -272,7 +323,8 @@ def dsrelu_cases() -> list:
            dict(activation=torch.float32, c_role="preactivation"), dict(use_dynamic_sched=True),
            dict(deterministic=True), dict(mma_tiler_mn=(128, 128)), dict(weights="discrete"))
     both = [c for base in bases for c in variants(base, *grid(c_role=("upstream", "preactivation")))]
-    return both + variants(bases[0], dict(weights="discrete"), *fp8) + variants(bases[3], *fp4)
+    quantised = dict(outputs=("d_col", "sfd", "activation_sf"), activation=E4, n=96)
+    return both + variants(bases[0], dict(weights="discrete"), *fp8, quantised) + variants(bases[3], *fp4)
 
 
 CASES = {name: tuple(dict.fromkeys(cases()))  # without doublets
@@ -300,7 +352,7 @@ def random_counts(rng: random.Random, single: bool) -> tuple:
     for _ in range(rng.randint(0, 3)): counts.insert(rng.randint(0, len(counts)), 0)
     return tuple(counts)
 
-# %% ../nbs/api/33_check.ipynb #fdacdbbb
+# %% ../nbs/api/33_check.ipynb #59e5712e
 def random_act(rng: random.Random, acts: tuple) -> dict:
     "An activation and its parameters; clamp bounds that every type of C holds exactly."
     act, pick = rng.choice(acts), rng.choice
@@ -319,9 +371,9 @@ def random_bf16(rng: random.Random) -> Case:
         b_major=pick("kn"), vector_f32=pick((False, True)), use_dynamic_sched=pick((False, True)),
         deterministic=rng.random() < 0.1, **random_act(rng, ("dswiglu", "dgeglu")))
     return Case(config, c=pick(WIDE), d=pick(WIDE), k=8 * rng.randint(4, 16), outputs=pick(((), ("dbias",))),
-                data=pick(("normal", "normal", "zeros")))
+                data=pick(("normal", "normal", "zeros")), activation=pick((None, None, *WIDE)))
 
-# %% ../nbs/api/33_check.ipynb #f55af60d
+# %% ../nbs/api/33_check.ipynb #67ca37d1
 def random_scaled_config(rng: random.Random, op: str, fp4: bool, packed: bool) -> Config:
     "A block-scaled configuration; `packed` allows vector_f32."
     pick = rng.choice
@@ -340,18 +392,21 @@ def random_blockscaled(rng: random.Random, op: str) -> Case:
     "An FP8 or FP4 case of either operation."
     pick, fp4 = rng.choice, rng.random() < 0.5
     def chance(p): return rng.random() < p
-    c, d, sfd = pick((*WIDE, *FP8)), pick(WIDE if fp4 else FP8), not fp4 and chance(0.8)
+    c = pick((*WIDE, *FP8))
     config = random_scaled_config(rng, op, fp4, c not in FP8)
+    sf = pick((E8, E4)) if config.sf_vec_size == 16 else E8
+    d = pick((*WIDE, *FP4, *FP4) if sf == E4 and op == "dglu" else WIDE if fp4 else FP8)
+    sfd = d in FP4 or not fp4 and chance(0.8)
     has = {"dbias": chance(0.5) or (fp4 and config.sf_vec_size == 16 and d == torch.float32),  # else not supported
-           "amax": fp4 and d in HALF and chance(0.7), "d_col": sfd or chance(0.5), "sfd": sfd}
-    data = pick(("normal", "zeros", *(("codes",) if sfd else ())))
-    norm_const = pick((1.0, 0.37, 64.0)) if sfd else 1.0
+           "amax": fp4 and d in HALF + FP4 and chance(0.7), "d_col": sfd or chance(0.5), "sfd": sfd, "activation_sf": sfd and chance(0.5)}
+    data = pick(("normal", "zeros", *(("codes",) if sfd and not fp4 else ())))
+    consts = [pick((1.0, 0.37, 64.0)) if has[key] else 1.0 for key in QUANTISED]
     return Case(
-        config, ab=pick(FP4 if fp4 else FP8), sf=pick((E8, E4)) if config.sf_vec_size == 16 else E8, c=c, d=d,
-        prob=chance(0.8), k=32 * rng.randint(1, 4) if fp4 else 16 * rng.randint(2, 8),
-        outputs=tuple(k for k in has if has[k]), norm_const=norm_const, data=data)
+        config, ab=pick(FP4 if fp4 else FP8), sf=sf, c=c, d=d,
+        prob=chance(0.8), k=32 * rng.randint(1, 4) if fp4 else 16 * rng.randint(2, 8), outputs=tuple(k for k in has if has[k]),
+        activation=d if has["activation_sf"] else pick((None, None, *WIDE)), norm_const=consts[0], activation_norm_const=consts[1], data=data)
 
-# %% ../nbs/api/33_check.ipynb #f494570e
+# %% ../nbs/api/33_check.ipynb #3ceb8c0c
 def random_case(rng: random.Random) -> Case:
     "A small case from anywhere in the legal space (contract, 'Support Surface and Constraints')."
     pick = rng.choice
@@ -359,8 +414,7 @@ def random_case(rng: random.Random) -> Case:
     base = random_bf16(rng) if kind == "bf16" else random_blockscaled(rng, kind)
     single = base.config.use_single_group_runtime_offsets
     return replace(base, counts=random_counts(rng, single), spare=0 if single else pick((0, 0, 256)),
-                   n=pick((32, 32, 64, 64, 96)), weights=pick(("dense", "discrete")),
-                   activation=pick((None, None, *WIDE)))
+                   n=pick((32, 32, 64, 64, 96)), weights=pick(("dense", "discrete")))
 
 # %% ../nbs/api/33_check.ipynb #66c9bea8
 def reading(**wrong: Callable) -> Callable:  # (Problem, tensors) -> None
@@ -421,7 +475,7 @@ def exclusive(p: Problem, t: dict):
     bounds = {name: getattr(p.config, name) * (1 - 2.0**-20) for name in ("glu_clamp_max", "glu_clamp_min")}
     reference.run(replace(p, config=replace(p.config, **bounds)), t)
 
-# %% ../nbs/api/33_check.ipynb #fa58600d
+# %% ../nbs/api/33_check.ipynb #7d93e5bd
 def large_scales(p: Problem, t: dict):
     "Scales one step too large, elements halved to match: the same numbers with a bit less range."
     codes, d = raw(t["sfd_row"]), t["d_row"]
@@ -434,6 +488,18 @@ def hidden_nan(p: Problem, t: dict):
     t["d_row"].copy_(t["d_row"].float().nan_to_num(0).to(p.d_dtype))
 
 
+def swapped_pairs(p: Problem, t: dict):
+    "The two numbers of each byte of an FP4 D_col in the other order."
+    x = raw(t["d_col"])[:, :t["padded_offsets"][-1] // 2]
+    x.copy_(x >> 4 | x << 4)
+
+
+def bare_activation(p: Problem, t: dict):
+    "An activation without its factor prob."
+    own = {key: t[key].clone() for key in OUTPUTS if key in t and not key.startswith("activation")}
+    reference.run(p, t | own | {"prob": torch.ones_like(t["prob"])})
+
+
 def past_the_end(p: Problem, t: dict):
     "Rows past the last expert cleared."
     raw(t["d_row"])[t["padded_offsets"][-1]:].zero_()
@@ -443,7 +509,7 @@ def byte_too_many(p: Problem, t: dict):
     "One byte behind D."
     memory(t["d_row"])[-GUARD] = 0
 
-# %% ../nbs/api/33_check.ipynb #849a4b07
+# %% ../nbs/api/33_check.ipynb #0731745a
 class Fault(NamedTuple):
     "A backend with something wrong."
     run: Callable  # (Problem, tensors) -> None
@@ -466,11 +532,14 @@ FAULTS = {
     "end of K skipped": Fault(reading(a=end_of_k), "d_row"),
     "clamp bounds exclusive": Fault(exclusive, "d_row", lambda c: c.config.act_func == "dgeglu", GATED),
     "D cut off": Fault(writing(truncated), "d_row, outside", lambda c: c.d == torch.bfloat16),
-    "scales a step too large": Fault(writing(large_scales), "sfd_row, outside", lambda c: "sfd" in c.outputs, SCALED),
+    "scales a step too large": Fault(writing(large_scales), "sfd_row, outside", lambda c: "sfd" in c.outputs and c.d in FP8, SCALED),
+    "pairs swapped in D_col": Fault(writing(swapped_pairs), "d_col, outside", lambda c: c.d in FP4, ("blockscaled",)),
+    "activation without prob": Fault(
+        writing(bare_activation), "activation_col_out, outside", lambda c: "activation_sf" in c.outputs and c.prob, SCALED),
     "dprob stored, not added": Fault(stored_dprob, "dprob", lambda c: c.prob),
     "prob in dprob": Fault(prob_in_dprob, "dprob", lambda c: c.prob),
     "dbias in BF16 atomics": Fault(writing(bf16_atomics), "dbias, outside", lambda c: "dbias" in c.outputs),
-    "NaN hidden": Fault(writing(hidden_nan), "d_row, outside", lambda c: c.data == "nan", GATED),
+    "NaN hidden": Fault(writing(hidden_nan), "d_row, outside", lambda c: c.data == "nan" and c.d not in FP4, GATED),
     "rows past the end written": Fault(writing(past_the_end), "outputs, stray bytes", lambda c: c.spare > 0),
     "a byte too many": Fault(writing(byte_too_many), "outputs, stray bytes"),
     "an input changed": Fault(writing(lambda p, t: raw(t["c"])[-1:].zero_()), "inputs, changed bytes")}

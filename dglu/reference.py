@@ -4,16 +4,17 @@
 
 # %% auto #0
 __all__ = ['CHUNK', 'glu_backward', 'srelu_backward', 'widen', 'scaled', 'expert_weights', 'expert_scales', 'ends', 'chunks',
-           'row_block', 'scale_rows', 'narrow', 'store_d', 'scale_bytes', 'store_scales', 'amax_of', 'run']
+           'row_block', 'scale_rows', 'narrow', 'raw_bytes', 'store_matrix', 'store_quantised', 'scale_bytes',
+           'col_layout', 'store_scales', 'amax_of', 'run']
 
-# %% ../nbs/spec/04_reference.ipynb #095b835c
+# %% ../nbs/spec/04_reference.ipynb #aede9fe2
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from .activation import EPILOGUE_OPS, Activation
-from .contract import FP4, FP8, Problem
+from .contract import FP4, FP8, QUANTISED, Problem
 from .layout import SF_ATOM_ROWS, ceil_div, group_bounds, join_gate_up, resolve_pointers, round_up, split_gate_up, unpack_fp4
 from .quant import E2M1, decode, dequantize, encode, format_of, pack_sf, pack_sf_col, quantize, unpack_sf, unpack_sf_col
 
@@ -114,43 +115,60 @@ def scale_rows(p: Problem, sf: Tensor, rows: slice) -> Tensor:
     "The atoms of SFA that hold these rows; a chunk starts on an atom of 128 rows."
     return sf[:, :, rows.start // SF_ATOM_ROWS: ceil_div(rows.stop, SF_ATOM_ROWS), :, :, 0]
 
-# %% ../nbs/spec/04_reference.ipynb #ce20925a
+# %% ../nbs/spec/04_reference.ipynb #b581537e
 def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
     "Round to the type of an output; FP8 saturates."
     return encode(x, format_of(dtype)).view(dtype) if dtype in FP8 else x.to(dtype)
 
 
-def store_d(p: Problem, t: dict, rows: slice, d: Tensor, scales: dict):
-    "Write one chunk of D, and its scale factors into `scales`."
-    if "sfd" not in p.outputs:
-        for key in ("d_row", "d_col"):
-            if t.get(key) is not None: t[key][rows, :, 0] = narrow(d, p.d_dtype)
-        return
-    vec, d = p.config.sf_vec_size, d.float()
-    blocks = slice(rows.start // vec, rows.stop // vec)
-    for key, dim, where in (("row", -1, (rows, slice(ceil_div(p.columns, vec)))), ("col", 0, (blocks, slice(p.columns)))):
-        q, sf = quantize(d, format_of(p.d_dtype), sf_vec_size=vec, norm_const=float(t["norm_const"]), dim=dim)
-        t[f"d_{key}"].view(torch.uint8)[rows, :, 0] = q.view(torch.uint8)
-        scales[key][where] = sf.view(torch.uint8)
+def raw_bytes(t: Tensor) -> Tensor:
+    "A tensor's bytes, as a view."
+    return t.view(torch.uint8)
 
-# %% ../nbs/spec/04_reference.ipynb #ee33509a
-def scale_bytes(p: Problem, t: dict) -> dict:  # "row": (M, blocks of 2N), "col": (blocks of M, 2N) bytes, to whole atoms
-    "The scale factors that the outputs hold now, as matrices."
-    if "sfd" not in p.outputs: return {}
-    vec = p.config.sf_vec_size
-    columns, blocks = round_up(p.columns, SF_ATOM_ROWS), round_up(ceil_div(p.columns, vec), 4)
-    row = unpack_sf(t["sfd_row"].view(torch.uint8), p.m, blocks)[0]
-    col = unpack_sf_col(t["sfd_col"].view(torch.uint8), p.m // vec, columns, ends(p, t), sf_vec_size=vec,
-                        discrete=p.config.discrete_col_sfd)
-    return {"row": row.clone(), "col": col.clone()}
+
+def store_matrix(p: Problem, t: dict, name: str, rows: slice, x: Tensor, scales: dict):
+    "Write one chunk of D or of the activation as it was asked for; `name` is its key in `QUANTISED`."
+    if name in p.outputs: return store_quantised(p, t, name, rows, x.float(), scales[name])
+    for key in QUANTISED[name][:2]:
+        if t.get(key) is not None: t[key][rows, :, 0] = narrow(x, t[key].dtype)
+
+# %% ../nbs/spec/04_reference.ipynb #e6aae90b
+def store_quantised(p: Problem, t: dict, name: str, rows: slice,
+                    x: Tensor,  # (m, columns) float32
+                    scales: dict):  # "row" and "col", as `scale_bytes` gives them
+    "Write one chunk quantised both ways, and its scale factors into `scales` (contract, 'Step 3'; NVFP4)."
+    keys, vec, fmt = QUANTISED[name], p.config.sf_vec_size, format_of(p.d_dtype)
+    how = dict(sf_vec_size=vec, sf_format=format_of(p.d_sf_dtype), norm_const=t[keys.norm_const])
+    (by_row, sf_row), (by_col, sf_col) = (quantize(matrix, fmt, **how) for matrix in (x, x.T))
+    raw_bytes(t[keys.row])[rows, :, 0] = raw_bytes(by_row)
+    if p.d_dtype in FP4: raw_bytes(t[keys.col])[:, rows.start // 2:rows.stop // 2, 0] = raw_bytes(by_col)
+    else: raw_bytes(t[keys.col])[rows, :, 0] = raw_bytes(by_col).T
+    scales["row"][rows, :sf_row.shape[1]] = raw_bytes(sf_row)
+    scales["col"][rows.start // vec:rows.stop // vec, :len(sf_col)] = raw_bytes(sf_col).T
+
+# %% ../nbs/spec/04_reference.ipynb #7f6fc7d6
+def scale_bytes(p: Problem, t: dict) -> dict:  # name: "row": (M, blocks of its columns), "col": (blocks of M, columns), to whole atoms
+    "The scale factors that the quantised outputs hold now, as matrices of bytes."
+    vec, out = p.config.sf_vec_size, {}
+    for name, wide in (("sfd", p.columns), ("activation_sf", p.n)):
+        if name not in p.outputs: continue
+        row, col = (raw_bytes(t[key]) for key in (QUANTISED[name].sf_row, QUANTISED[name].sf_col))
+        out[name] = {"row": unpack_sf(row, p.m, round_up(ceil_div(wide, vec), 4))[0].clone(),
+                     "col": unpack_sf_col(col, p.m // vec, round_up(wide, SF_ATOM_ROWS), **col_layout(p, t)).clone()}
+    return out
+
+
+def col_layout(p: Problem, t: dict) -> dict:
+    "How the scale factors of columns are packed."
+    return dict(offsets=ends(p, t), sf_vec_size=p.config.sf_vec_size, discrete=p.config.discrete_col_sfd)
 
 
 def store_scales(p: Problem, t: dict, scales: dict):
     "Pack the gathered scale factors into the outputs' atoms."
-    if not scales: return
-    vec = p.config.sf_vec_size
-    t["sfd_row"].view(torch.uint8).copy_(pack_sf(scales["row"]))
-    t["sfd_col"].view(torch.uint8).copy_(pack_sf_col(scales["col"], ends(p, t), sf_vec_size=vec, discrete=p.config.discrete_col_sfd))
+    for name, parts in scales.items():
+        keys = QUANTISED[name]
+        raw_bytes(t[keys.sf_row]).copy_(pack_sf(parts["row"]))
+        raw_bytes(t[keys.sf_col]).copy_(pack_sf_col(parts["col"], **col_layout(p, t)))
 
 # %% ../nbs/spec/04_reference.ipynb #e27688bb
 def amax_of(d: Tensor,  # (m, 2N) or, for dsReLU, (m, N)
@@ -159,7 +177,7 @@ def amax_of(d: Tensor,  # (m, 2N) or, for dsReLU, (m, N)
     if op == "dsrelu": return d.abs().amax().float()[None]
     return torch.stack([half.abs().amax() for half in split_gate_up(d)]).float()[:, None]
 
-# %% ../nbs/spec/04_reference.ipynb #2fd67989
+# %% ../nbs/spec/04_reference.ipynb #d31826d7
 def run(p: Problem,
         t: dict,  # key ("a", "d_row", …) to tensor, outputs included
         *,
@@ -171,9 +189,9 @@ def run(p: Problem,
         bias, amax = torch.zeros(p.columns, dtype=acc_dtype, device=b.device), t["amax"][e].zero_() if "amax" in p.outputs else None
         for rows in parts:
             d, dprob, act = row_block(p, t, e, rows, b)
-            store_d(p, t, rows, d, scales)
+            store_matrix(p, t, "sfd", rows, d, scales)
             if "dprob" in p.outputs: t["dprob"][rows, 0, 0] += dprob.to(t["dprob"].dtype)
-            if "activation_out" in p.outputs: t["activation_out"][rows, :, 0] = act.to(t["activation_out"].dtype)
+            store_matrix(p, t, "activation_sf", rows, act, scales)
             if amax is not None: amax.copy_(torch.maximum(amax, amax_of(d, p.config.op)))
             bias += d.sum(0)
         if "dbias" in p.outputs: t["dbias"][e, :, 0] = bias.to(t["dbias"].dtype)

@@ -2,7 +2,7 @@
 import torch
 
 from dglu.layout import dense_b, group_offsets
-from dglu.quant import E2M1, E4M3, E5M2, E8M0, pack_sf, quantize
+from dglu.quant import E2M1, E4M3, E5M2, E8M0, empty_sf, pack_sf, quantize
 
 M, N, K, L = 1024, 64, 128, 3
 COUNTS = (200, 0, 300)  # one expert has no rows; rows 768 to 1023 belong to nobody
@@ -36,3 +36,18 @@ def blockscaled(fmt="mxfp8", seed=0, *, op="dglu", **changes):
     if fmt.startswith("mxfp8"): call |= dict(norm_const_tensor=torch.ones(1), d_dtype=values.dtype)
     if op == "dsrelu" and fmt.startswith("mxfp8"): call["discrete_col_sfd"] = True
     return call | changes
+
+
+def nvfp4_d(seed=0, **changes):
+    "A call with NVFP4 operands whose D is in NVFP4."
+    return blockscaled("nvfp4", seed, **dict(d_dtype=torch.uint8, norm_const_tensor=torch.ones(1)) | changes)
+
+
+def quantised_activation(d_dtype=torch.uint8, norm_const=1.0, m=M, n=N):
+    "The five tensors of an activation that is quantised as D is, zeroed."
+    fp4 = d_dtype in (torch.uint8, torch.float4_e2m1fn_x2)
+    shapes = ((m, n // 2, 1), (n, m // 2, 1)) if fp4 else ((m, n, 1),) * 2
+    row, col = (torch.zeros(shape, dtype=torch.uint8).view(d_dtype) for shape in shapes)
+    sf = dict(sf_vec_size=16 if fp4 else 32, dtype=torch.float8_e4m3fn if fp4 else torch.float8_e8m0fnu)
+    return dict(activation_out=row, activation_col_out=col, activation_sf_row=empty_sf(m, n, **sf), activation_sf_col=empty_sf(n, m, **sf),
+                activation_norm_const=torch.full((1,), norm_const))

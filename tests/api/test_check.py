@@ -6,9 +6,23 @@ import pytest
 import torch
 
 from dglu import api
-from dglu.check import CASES, FAULTS, compare, execute, half_step, random_case, run_case, run_cases, scale_code, shows
-from dglu.contract import FP4, FP8, HALF, WIDE, Config
-from dglu.truth import Case, Truth, make_tensors
+from dglu.check import (
+    CASES,
+    FAULTS,
+    compare,
+    compare_quantised,
+    execute,
+    half_step,
+    nearest_code,
+    random_case,
+    run_case,
+    run_cases,
+    scale_code,
+    shows,
+)
+from dglu.contract import FP4, FP8, HALF, QUANTISED, WIDE, Config
+from dglu.quant import E2M1, E4M3, E8M0, quantize
+from dglu.truth import Case, Truth, make_tensors, numbers
 
 EVERY = [case for family in CASES.values() for case in family]
 
@@ -18,7 +32,8 @@ def test_the_reference_passes(case):
     result = run_case(case, "reference", seed=1)
     assert result.ok and not result.message, result.message
     assert {"d_row", "outputs, stray bytes", "inputs, changed bytes"} <= set(result.errors)
-    assert all(f"{key}, outside" in result.errors for key in case.outputs if key != "sfd")
+    judged = {key for name in case.outputs for key in (QUANTISED[name][:4] if name in QUANTISED else (name,))}
+    assert all(f"{key}, outside" in result.errors for key in judged)
 
 
 @pytest.mark.parametrize("name, family", [(name, family) for name in FAULTS for family in FAULTS[name].families])
@@ -31,7 +46,7 @@ def test_a_planted_fault_is_caught(name, family):
 
 @pytest.mark.parametrize("field, values", {
     "ab": {torch.bfloat16, *FP8, *FP4}, "sf": {None, torch.float8_e8m0fnu, torch.float8_e4m3fn}, "c": {*WIDE, *FP8},
-    "d": {*WIDE, *FP8}, "weights": {"dense", "discrete"}, "prob": {True, False}, "activation": {None, *WIDE},
+    "d": {*WIDE, *FP8, *FP4}, "weights": {"dense", "discrete"}, "prob": {True, False}, "activation": {None, *WIDE, *FP8, torch.uint8},
     "data": {"normal", "zeros", "large", "codes", "nan"}}.items())
 def test_the_table_has_every_value_of_a_field(field, values): assert {getattr(c, field) for c in EVERY} == values
 
@@ -47,7 +62,21 @@ def test_the_table_has_every_choice(field, values): assert {getattr(c.config, fi
 def test_the_table_has_its_edge_cases():
     assert any(0 in c.counts for c in EVERY) and any(c.ends[-1] == 0 for c in EVERY)
     assert any(len(c.counts) == 1 for c in EVERY) and any(c.spare for c in EVERY)
-    assert 80 <= len(EVERY) <= 170 and len({c.name for c in EVERY}) == len(EVERY)
+    assert 80 <= len(EVERY) <= 190 and len({c.name for c in EVERY}) == len(EVERY)
+
+
+@pytest.mark.parametrize("output", ["sfd", "activation_sf"])
+def test_the_table_has_the_edges_of_quantised_outputs(output):
+    "In MXFP8 and in NVFP4: N = 32·odd, experts without rows, spare rows, zeros, a constant that is not 1, columns packed by experts, each activation."
+    for types in FP8, FP4:
+        cases = [c for c in CASES["blockscaled"] if output in c.outputs and c.d in types]
+        assert {c.config.act_func for c in cases} == {"dswiglu", "dgeglu", "dsituglu"}
+        for seen in (lambda c: c.n % 64 == 32, lambda c: 0 in c.counts, lambda c: c.spare, lambda c: c.data == "zeros", lambda c: c.config.discrete_col_sfd,
+                     lambda c: (c.norm_const if output == "sfd" else c.activation_norm_const) != 1):
+            assert any(map(seen, cases))
+    fp4 = [c for c in EVERY if c.d in FP4]
+    for seen in (lambda c: c.weights == "discrete", lambda c: "amax" in c.outputs, lambda c: "dbias" in c.outputs, lambda c: c.norm_const < 1,
+                 lambda c: c.data == "nan", lambda c: not c.prob): assert any(map(seen, fp4))
 
 
 def test_random_cases_are_legal():
@@ -59,9 +88,17 @@ def test_random_cases_cover_the_space():
     schemes = {(c.ab, c.sf, c.config.sf_vec_size) for c in cases}
     assert {ab for ab, _, _ in schemes} == {torch.bfloat16, *FP8, *FP4} and len(schemes) == 1 + 2 + 2 * 3
     assert {c.config.act_func for c in cases} == {"dswiglu", "dgeglu", "dsituglu"}
-    assert {c.family for c in cases} == set(CASES) and {c.d for c in cases} == {c.c for c in cases} == {*WIDE, *FP8}
-    assert any("amax" in c.outputs and c.d in HALF for c in cases)
+    assert {c.family for c in cases} == set(CASES) and {c.c for c in cases} == {*WIDE, *FP8}
+    assert {c.d for c in cases} == {*WIDE, *FP8, *FP4}
+    assert all({c.d in types for c in cases if "activation_sf" in c.outputs} == {False, True} for types in (FP8, FP4))
+    assert any("amax" in c.outputs and c.d in HALF for c in cases) and any("amax" in c.outputs and c.d in FP4 for c in cases)
     assert any("sfd" in c.outputs and c.config.discrete_col_sfd for c in cases)
+
+
+def test_half_step_of_fp4():
+    values = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    x = torch.tensor(values[:-1]).double()
+    assert (half_step(x, torch.uint8) * 2).tolist() == [b - a for a, b in zip(values, values[1:])]
 
 
 @pytest.mark.parametrize("dtype", [*WIDE, *FP8], ids=str)
@@ -98,6 +135,11 @@ def outside(got, truth, dtype): return compare("x", torch.tensor([got]).double()
     (torch.float8_e4m3fn, 448.0, 1e5, 0),  # FP8 saturates
     (torch.float8_e4m3fn, 416.0, 1e5, 1),
     (torch.float8_e5m2, torch.inf, 1e6, 1),
+    (torch.uint8, 6.0, 1e5, 0),  # FP4 too
+    (torch.uint8, 4.0, 4.9, 0),
+    (torch.uint8, 6.0, 4.9, 1),
+    (torch.uint8, 4.0, 5.0, 0),  # a tie
+    (torch.uint8, 0.0, 0.26, 1),
     (torch.float32, 1 + 2**-22, 1.0, 1)])
 def test_one_rounding_and_no_more(dtype, got, want, count): assert outside((got,), exact(want), dtype) == count
 
@@ -113,6 +155,62 @@ def test_the_worst_block_is_reported():
 @pytest.mark.parametrize("a, code", [(0.0, 0), (1.0, 127), (1.0000001, 128), (0.5, 126), (2.0**-127, 0), (2.0**-126, 1),
                                      (2.0**127, 254), (1e39, 254), (torch.nan, 255)])
 def test_scale_code_rounds_up(a, code): assert scale_code(torch.tensor([a], dtype=torch.float64)).item() == code
+
+
+@pytest.mark.parametrize("a, code", [(0.0, 0), (2.0**-10, 0), (1.01 * 2**-10, 1), (2.0**-9, 1), (1.0, 0x38), (1.0625, 0x38), (1.07, 0x39), (448.0, 0x7E), (1e39, 0x7E),
+                                     (torch.inf, 0x7E), (torch.nan, 0x7F)])
+def test_nearest_code_rounds_to_nearest(a, code): assert nearest_code(torch.tensor([a], dtype=torch.float64)).item() == code
+
+
+# A quantised output, judged ----------------------------------------------------------------------------------------------------
+
+NV = Case(ab=torch.uint8, sf=torch.float8_e4m3fn, d=torch.uint8, outputs=("d_col", "sfd"))
+MX = Case(Config(sf_vec_size=32), ab=torch.float8_e4m3fn, sf=torch.float8_e8m0fnu, d=torch.float8_e4m3fn, outputs=("d_col", "sfd"))
+
+
+def judged(x, case, norm_const=1.0, bound=None, change=lambda q, sf: None, dim=1):
+    "Elements and scales outside, after `quantize` and a change of its bytes."
+    fp4 = case.d in FP4
+    q, sf = quantize(x.float(), E2M1 if fp4 else E4M3, sf_vec_size=case.config.sf_vec_size, sf_format=E4M3 if fp4 else E8M0, norm_const=norm_const, dim=dim)
+    q, sf = numbers(q), sf.view(torch.uint8).clone()
+    change(q, sf)
+    truth = Truth(x.double(), torch.zeros_like(x).double() if bound is None else bound)
+    return [n for key, (n, _) in compare_quantised(("q", "sf"), q, sf, truth, case, dim, norm_const).items() if "outside" in key]
+
+
+SAMPLE = torch.randn(64, 64, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("case, norm_const, dim", [(c, n, dim) for c in (NV, MX) for n in (2.0**-8, 0.3, 1.0, 64.0, 2.0**8) for dim in (0, 1)])
+def test_quantize_passes_at_every_constant(case, norm_const, dim): assert judged(SAMPLE, case, norm_const, dim=dim) == [0, 0]
+
+
+@pytest.mark.parametrize("scale", [1e-6, 2e-3, 1e3, 1e30])
+def test_blocks_that_underflow_or_saturate(scale):
+    "A scale of 0, subnormal ones, and 448."
+    assert judged(SAMPLE * scale, NV) == [0, 0]
+
+
+def test_a_scale_of_zero_stands_for_zeros():
+    def one(q, sf): q[3, 5] = 0.5
+    assert judged(SAMPLE * 1e-6, NV, change=one) == [1, 0]
+
+
+def test_a_nan_of_nvfp4_shows_in_its_scale():
+    x = SAMPLE.clone()
+    x[5, 20] = torch.nan
+    assert judged(x, NV) == [0, 0]
+    def hidden(q, sf): sf[5, 1] = 0x30
+    def other_code(q, sf): q[5, 16] = 4.0
+    assert judged(x, NV, change=hidden) == [16, 1] and judged(x, NV, change=other_code) == [1, 0]
+    def spread(q, sf): sf[6, 0], q[6, :16] = 0x7F, 6.0
+    assert judged(x, NV, change=spread)[1] == 1  # a NaN where there is none
+
+
+def test_infinities_saturate():
+    x = SAMPLE.clone()
+    x[5, 20], x[9, 40] = torch.inf, -torch.inf
+    assert judged(x, NV) == judged(x, MX) == [0, 0]
 
 
 def test_a_backend_that_raises_is_a_failed_case_and_the_table_goes_on():

@@ -3,11 +3,11 @@ import inspect
 
 import pytest
 import torch
-from calls import FORMATS, L, M, N, bf16, blockscaled
+from calls import FORMATS, L, M, N, bf16, blockscaled, nvfp4_d, quantised_activation
 
 import dglu
 from dglu import GroupedGemmDgluSm100, TupleDict, expert_pointers, grouped_gemm_dglu_wrapper_sm100, grouped_gemm_dsrelu_wrapper_sm100
-from dglu.quant import sf_physical
+from dglu.quant import sf_physical, sf_view
 
 
 def same(x, y):
@@ -42,6 +42,43 @@ def test_plain_forms_give_the_same_bytes(family):
     for key in ("dprob_tensor", "dbias_tensor", "amax_tensor"): assert same(want[key], got[key]), key
     for key in ("sfd_row_tensor", "sfd_col_tensor"):
         assert want[key] is got[key] is None or same(sf_physical(want[key]), got[key]), key
+
+
+def test_plain_forms_of_an_fp4_d():
+    want, got = grouped_gemm_dglu_wrapper_sm100(**nvfp4_d()), grouped_gemm_dglu_wrapper_sm100(**plain(nvfp4_d()))
+    assert got["d_row_tensor"].shape == (M, N) and got["d_col_tensor"].shape == (2 * N, M // 2) and got["amax_tensor"].shape == (L, 2)
+    assert same(want["d_row_tensor"][:768], got["d_row_tensor"][:768]) and same(want["d_col_tensor"][:, :384], got["d_col_tensor"][:, :384])
+    for key in ("amax_tensor", "dprob_tensor"): assert same(want[key], got[key])
+    for key in ("sfd_row_tensor", "sfd_col_tensor"): assert got[key].dim() == 6 and same(sf_physical(want[key]), got[key])
+
+
+@pytest.mark.parametrize("form", ["2-D and physical", "2-D and flat"])
+@pytest.mark.parametrize("d", [torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_a_quantised_activation_in_a_plain_form_is_written_in_place(d, form):
+    call = lambda: nvfp4_d() if d == torch.uint8 else blockscaled(d_dtype=d)  # noqa: E731
+    want = quantised_activation(d, 0.3)
+    grouped_gemm_dglu_wrapper_sm100(**call(), **want)
+    mine = {key: sf_physical(x) if "_sf_" in key else x.clone() for key, x in quantised_activation(d, 0.3).items()}
+    for key in mine:
+        if key.endswith("_out"): mine[key] = mine[key][..., 0]
+        if "_sf_" in key and form.endswith("flat"): mine[key] = mine[key].flatten()
+    mine["activation_norm_const"] = mine["activation_norm_const"][0]
+    grouped_gemm_dglu_wrapper_sm100(**plain(call()), **mine)
+    for key, x in want.items():
+        y = mine[key]
+        if "_sf_" in key: y = sf_view(y.view(sf_physical(x).shape)) if y.dim() == 1 else sf_view(y)
+        assert same(x, y.reshape(x.shape) if "_sf_" not in key else y), key
+        assert x.view(torch.uint8).any(), key
+
+
+def test_new_arguments_are_keyword_only():
+    names = ["activation_col_out", "activation_sf_row", "activation_sf_col", "activation_norm_const"]
+    for f in (grouped_gemm_dglu_wrapper_sm100, grouped_gemm_dsrelu_wrapper_sm100, GroupedGemmDgluSm100.execute, dglu.GroupedGemmDsreluSm100.execute):
+        found = {k: p for k, p in inspect.signature(f).parameters.items() if k in names}
+        assert list(found) == names and all(p.kind is p.KEYWORD_ONLY and p.default is None for p in found.values())
+    for f in (GroupedGemmDgluSm100, dglu.GroupedGemmDsreluSm100):
+        found = {k: p for k, p in inspect.signature(f).parameters.items() if k.removeprefix("sample_") in names}
+        assert len(found) == 4 and all(p.kind is p.KEYWORD_ONLY and p.default is None for p in found.values())
 
 
 def test_flat_scale_factors_come_back_flat():

@@ -3,7 +3,7 @@ import math
 
 import pytest
 import torch
-from calls import COUNTS, FORMATS, K, L, M, N, bf16, blockscaled
+from calls import COUNTS, FORMATS, K, L, M, N, bf16, blockscaled, nvfp4_d, quantised_activation
 
 from dglu import GroupedGemmDgluSm100, expert_pointers, grouped_gemm_dglu_wrapper_sm100, grouped_gemm_dsrelu_wrapper_sm100
 from dglu.layout import dense_b
@@ -62,6 +62,13 @@ ACCEPTED = {
     "nvfp4 FP32 D with dbias": blockscaled("nvfp4", d_dtype=torch.float32, generate_dbias=True),
     "nvfp4 as float4_e2m1fn_x2": blockscaled("nvfp4", a_tensor=zeros(M, K // 2, 1, dtype=U8).view(torch.float4_e2m1fn_x2),
                                              b_tensor=dense_b(zeros(L, N, K // 2, dtype=U8)).view(torch.float4_e2m1fn_x2)),
+    "nvfp4 NVFP4 D": nvfp4_d(),
+    "nvfp4 NVFP4 D as float4_e2m1fn_x2": nvfp4_d(d_dtype=torch.float4_e2m1fn_x2, generate_dbias=True, epilogue_op="relu", vector_f32=True),
+    "nvfp4 NVFP4 D without prob": nvfp4_d(prob_tensor=None, dprob_tensor=None, discrete_col_sfd=True),
+    "nvfp4 NVFP4 D and activation": nvfp4_d(**quantised_activation()),
+    "nvfp4 NVFP4 D and FP32 activation": nvfp4_d(activation_out=zeros(M, N, 1)),
+    "mxfp8 activation": blockscaled("mxfp8", **quantised_activation(F8)),
+    "mxfp8 E5M2 D and activation": blockscaled("mxfp8", d_dtype=torch.float8_e5m2, **quantised_activation(torch.float8_e5m2)),
     "mxfp4 FP32 D": blockscaled("mxfp4", d_dtype=torch.float32),
     "mxfp4 blocks of 16": blockscaled("mxfp4_16"),
     "dsituglu": blockscaled("mxfp8", act_func="dsituglu", situ_beta1=2.0),
@@ -76,7 +83,9 @@ ACCEPTED = {
 @pytest.mark.parametrize("call", ACCEPTED.values(), ids=ACCEPTED)
 def test_accepted(call):
     out = dglu(call)
-    assert out["d_row_tensor"].shape == (M, 2 * N, 1) and out["d_row_tensor"].dtype == call.get("d_dtype", BF)
+    fp4 = call.get("d_dtype") in (U8, torch.float4_e2m1fn_x2)
+    assert out["d_row_tensor"].shape == (M, N if fp4 else 2 * N, 1) and out["d_row_tensor"].dtype == call.get("d_dtype", BF)
+    if fp4: assert out["d_col_tensor"].shape == (2 * N, M // 2, 1) and out["amax_tensor"].shape == (L, 2, 1) and out["sfd_row_tensor"].dtype == F8
 
 
 R = {}  # name -> (call, argument, found, allowed, remedy)
@@ -186,6 +195,22 @@ R["N-major experts read K-major"] = (discrete(b_ptrs=expert_pointers([zeros(K, N
 R["output made in inference mode"] = (bf16(dprob_tensor=inference_zeros(M, 1, 1)), "dprob_tensor", "inference mode", "can be written", ".clone()")
 R["alias D over C"] = (bf16(dprob_tensor=(shared := zeros(M, 1, 1)), prob_tensor=shared), "dprob_tensor", "prob_tensor uses too", "memory of its own", "Allocate")
 R["activation_out in FP8"] = (bf16(activation_out=zeros(M, N, 1).to(F8)), "activation_out.dtype", "float8_e4m3fn", "bfloat16", ".to(dtype)")
+R["FP4 D with MXFP4"] = (blockscaled("mxfp4_16", d_dtype=U8, norm_const_tensor=torch.ones(1)), "D's type", "uint8", "bfloat16", "E4M3 scale factors, sf_vec_size = 16")
+R["FP4 D with MXFP8"] = (blockscaled(d_dtype=U8), "D's type", "uint8", "float8_e4m3fn", "needs dGLU and NVFP4 operands")
+R["FP4 D with BF16"] = (bf16(d_dtype=U8), "D's type", "uint8", "BF16, FP16 or FP32", "d_dtype")
+R["FP4 D without norm_const"] = (nvfp4_d(norm_const_tensor=None), "norm_const_tensor", "None", "shape (1,)", "torch.ones(1)")
+R["FP4 D, norm_const negative"] = (nvfp4_d(norm_const_tensor=torch.tensor([-1.0])), "norm_const_tensor", "-1.0", "positive", "torch.ones(1)")
+R["FP4 D, C in FP8, vector_f32"] = (nvfp4_d(c_tensor=zeros(M, 2 * N, 1).to(F8), vector_f32=True), "vector_f32", "True", "False with an FP8 C", "Packed")
+R["activation, four of five"] = (nvfp4_d(**quantised_activation() | {"activation_sf_col": None}), "activation_sf_col", "None", "a tensor where the activation", "activation_out alone")
+R["activation without activation_out"] = (nvfp4_d(**quantised_activation() | {"activation_out": None}), "activation_out", "None", "a tensor where the activation", "activation_out alone")
+R["activation of another type than D"] = (nvfp4_d(**quantised_activation(F8)), "activation_out.shape", str((M, N, 1)), str((M, N // 2, 1)), "follow from")
+R["activation E5M2, D E4M3"] = (blockscaled(**quantised_activation(torch.float8_e5m2)), "activation_out.dtype", "float8_e5m2", "float8_e4m3fn", ".to(dtype)")
+R["activation quantised, D not"] = (blockscaled("nvfp4", **quantised_activation()), "activation_sf_row", "tensors", "None where D has no scale factors", "activation_out alone")
+R["activation quantised with BF16"] = (bf16(**quantised_activation()), "activation_col_out", "a tensor", "None with BF16", "no scale factors")
+R["activation_norm_const 0"] = (nvfp4_d(**quantised_activation(norm_const=0.0)), "activation_norm_const", "0.0", "positive", "torch.ones(1)")
+R["activation_norm_const NaN"] = (blockscaled(**quantised_activation(F8, math.nan)), "activation_norm_const", "nan", "finite", "torch.ones(1)")
+R["activation scale factors contiguous"] = (nvfp4_d(**quantised_activation() | {"activation_sf_row": quantised_activation()["activation_sf_row"].view(U8).contiguous().view(F8)}), "activation_sf_row.stride", "(", "atom", "pack_sf")
+R["activation over D's scale factors"] = (nvfp4_d(**quantised_activation() | {"activation_col_out": (mine := zeros(M * N // 2, dtype=U8)).view(N, M // 2, 1), "activation_out": mine.view(M, N // 2, 1)}), "activation_", "uses too", "memory of its own", "Allocate")
 R["activation_out of another N"] = (bf16(activation_out=zeros(M, 2 * N, 1)), "activation_out.shape", "(1024, 128, 1)", "(1024, 64, 1)", "follow from")
 
 

@@ -33,23 +33,33 @@ def dense(n, stored, experts, dtype, major="k"):
     return empty(experts, stored, n, dtype=dtype).permute(2, 1, 0)
 
 
+def by_rows(m, columns, dtype): return empty(m, columns // 2 if dtype in FP4 else columns, 1, dtype=dtype)
+
+
+def by_columns(m, columns, dtype): return empty(columns, m // 2, 1, dtype=dtype) if dtype in FP4 else empty(m, columns, 1, dtype=dtype)
+
+
 def samples(ab=E4, sf=E8, vec=32, *, c=BF16, d=None, m=M, n=N, k=K, experts=L, outputs=None, major="k", discrete=False, **config):
     "Arguments of the class's constructor: meta tensors of one family, all of a size, and the configuration."
     scaled, fp4 = ab != BF16, ab in FP4
     d = d or (ab if ab in FP8 else BF16)
     stored = k // 2 if fp4 else k
-    outputs = (("d_col", "sfd") if d in FP8 else ()) if outputs is None else outputs
-    t = dict(a=empty(m, stored, 1, dtype=ab), c=empty(m, 2 * n, 1, dtype=c), d_row=empty(m, 2 * n, 1, dtype=d),
+    outputs = (("d_col", "sfd") if d in FP8 + FP4 else ()) if outputs is None else outputs
+    t = dict(a=empty(m, stored, 1, dtype=ab), c=empty(m, 2 * n, 1, dtype=c), d_row=by_rows(m, 2 * n, d),
              padded_offsets=empty(experts, dtype=I32), alpha=empty(experts), beta=empty(experts), prob=empty(m, 1, 1), dprob=empty(m, 1, 1), d_col=None, sfa=None)
     if scaled: t["sfa"] = scales(m, k, vec, sf)
     if not discrete:
         t["b"] = dense(n, stored, experts, ab, major)
         if scaled: t["sfb"] = scales(n, k, vec, sf, experts)
     else: config |= dict(num_experts=experts, b_shape=(n, k), b_dtype=ab, b_major=major)
-    if "d_col" in outputs: t["d_col"] = empty(m, 2 * n, 1, dtype=d)
+    if "d_col" in outputs: t["d_col"] = by_columns(m, 2 * n, d)
     if "dbias" in outputs: t["dbias"] = empty(experts, 2 * n, 1, dtype=BF16)
     if "amax" in outputs: t["amax"] = empty(experts, 2, 1)
-    if "sfd" in outputs: t |= dict(sfd_row=scales(m, 2 * n, vec, E8), sfd_col=scales(2 * n, m, vec, E8), norm_const=empty(1))
+    d_sf = E4 if d in FP4 else E8
+    if "sfd" in outputs: t |= dict(sfd_row=scales(m, 2 * n, vec, d_sf), sfd_col=scales(2 * n, m, vec, d_sf), norm_const=empty(1))
+    if "activation_sf" in outputs:
+        t |= dict(activation_out=by_rows(m, n, d), activation_col_out=by_columns(m, n, d), activation_sf_row=scales(m, n, vec, d_sf),
+                  activation_sf_col=scales(n, m, vec, d_sf), activation_norm_const=empty(1))
     return {f"sample_{key}": x for key, x in t.items()} | dict(sf_vec_size=vec if scaled else 16) | config
 
 
@@ -74,6 +84,7 @@ def in_table(ab, sf, vec, d, dbias) -> type | None:
     "None if the contract's table and the constraints below it allow a format, else the class of the error (interface facts, 'Rules checked')."
     if sf == E4 and vec == 32: return ValueError                           # "sf_dtype=float8_e4m3fn is incompatible with sf_vec_size=32"
     if ab in FP8: return None if sf == E8 and vec == 32 and d in FP8 else ValueError
+    if d in FP4: return None if sf == E4 else ValueError                      # beyond the contract: D in NVFP4 with NVFP4 operands
     if d not in WIDE: return ValueError                                      # FP16 beyond the table: design page
     if vec == 16 and d == F32 and not dbias: return NotImplementedError       # "For non-dbias paths, …"
     return None
@@ -82,9 +93,9 @@ def in_table(ab, sf, vec, d, dbias) -> type | None:
 @pytest.mark.parametrize("ab", [E4, E5, E2, E2X2], ids=str)
 def test_every_format(ab):
     "Operands × scale type × block size × type of D × dbias, all of them."
-    for sf, vec, d, dbias in itertools.product((E8, E4), (16, 32), (*WIDE, *FP8), (False, True)):
+    for sf, vec, d, dbias in itertools.product((E8, E4), (16, 32), (*WIDE, *FP8, *FP4), (False, True)):
         wanted = in_table(ab, sf, vec, d, dbias)
-        call = samples(ab, sf, vec, d=d, outputs=("dbias",) if dbias else ())
+        call = samples(ab, sf, vec, d=d, outputs=(*(("d_col", "sfd") if d in FP4 else ()), *(("dbias",) if dbias else ())))
         if wanted is None: assert supported(**call)
         else: refused("sf_vec_size" if sf == E4 and vec == 32 or ab in FP8 and vec == 16 else "D's type", "", "must be", wanted, **call)
 
@@ -304,6 +315,95 @@ def test_dbias_without_its_sample(base):
     run_on_cpu(replace(case, outputs=(*case.outputs, "dbias")))
     with pytest.raises(ValueError) as error: run_on_cpu(case, dbias_tensor=torch.zeros(1, 64, 1, dtype=BF16))
     assert "dbias_tensor" in str(error.value) and "sample_dbias" in str(error.value)
+
+
+def test_fp4_d_says_what_it_needs():
+    for sf, vec in ((E8, 16), (E8, 32)): refused("D's type", "uint8", "must be one of", **samples(E2, sf, vec, d=E2))
+    with pytest.raises(ValueError, match="needs dGLU and NVFP4 operands: FP4 with E4M3 scale factors, sf_vec_size = 16"): supported(**samples(E2, E8, 32, d=E2))
+    refused("D's type", "uint8", "float8_e4m3fn", **samples(E4, d=E2))
+    refused("D's type", "uint8", "BF16, FP16 or FP32", **samples(BF16, d=E2, outputs=()))
+
+
+def test_fp4_d_goes_with_its_scale_factors():
+    call = samples(E2, E4, 16, d=E2)
+    assert supported(**call) and supported(**samples(E2, E4, 16, d=E2, outputs=("d_col", "sfd", "amax", "dbias")))
+    refused("sfd_row, sfd_col and norm_const", "none", "given with D in FP4", **samples(E2, E4, 16, d=E2, outputs=()))
+    refused("d_col", "None", "a tensor with scale factors", **call | dict(sample_d_col=None))
+    for key in ("sfd_row", "sfd_col", "norm_const"): refused("norm_const", "", "must be", **{k: x for k, x in call.items() if k != f"sample_{key}"})
+    for key in ("sfd_row", "sfd_col"):
+        x = call[f"sample_{key}"]
+        other = torch.empty_strided(x.shape, x.stride(), dtype=E8, device="meta")
+        refused(f"sample_{key}.dtype", "float8_e8m0fnu", "float8_e4m3fn", **call | {f"sample_{key}": other})
+
+
+@pytest.mark.parametrize("d", [E2, E2X2], ids=str)
+def test_fp4_d_is_packed_along_the_reduction_of_the_next_gemm(d):
+    "By rows (M, N) bytes, by columns transposed; D's type need not be spelt as A's."
+    for ab in (E2, E2X2): assert supported(**samples(ab, E4, 16, d=d, discrete_col_sfd=True))
+    call = samples(E2, E4, 16, d=d)
+    refused("sample_d_row.shape", f"({M}, {2 * N}, 1)", f"({M}, {N}, 1)", **call | dict(sample_d_row=empty(M, 2 * N, 1, dtype=d)))
+    refused("sample_d_col.shape", f"({M}, {N}, 1)", f"({2 * N}, {M // 2}, 1)", **call | dict(sample_d_col=empty(M, N, 1, dtype=d)))
+    refused("sample_d_col.dtype", "", str(d), **call | dict(sample_d_col=empty(2 * N, M // 2, 1, dtype=E2X2 if d == E2 else E2)))
+
+
+QUANTISED_D = {"mxfp8": dict(ab=E4, d=E4), "mxfp8 E5M2": dict(ab=E4, d=E5), "nvfp4": dict(ab=E2, sf=E4, vec=16, d=E2)}
+BOTH = ("d_col", "sfd", "activation_sf")
+
+
+@pytest.mark.parametrize("form", QUANTISED_D)
+def test_quantised_activation(form):
+    "All five tensors or activation_out alone, of D's types and of N columns."
+    base = QUANTISED_D[form]
+    call, d = samples(**base, outputs=BOTH), base["d"]
+    assert supported(**call) and supported(**samples(**base, outputs=BOTH, n=96, discrete_col_sfd=True)) and supported(**samples(**base, outputs=BOTH, m=0))
+    five = [f"sample_{key}" for key in ("activation_out", "activation_col_out", "activation_sf_row", "activation_sf_col", "activation_norm_const")]
+    for missing in five: refused(missing, "None", "a tensor where the activation is quantised", **call | {missing: None})
+    alone = {key: x for key, x in call.items() if key not in five}
+    for wide in WIDE: assert supported(**alone, sample_activation_out=empty(M, N, 1, dtype=wide))
+    refused("sample_activation_out.dtype", str(d), "bfloat16", **alone, sample_activation_out=empty(M, N, 1, dtype=d))
+    other = E5 if d == E4 else E4
+    refused("sample_activation_out.dtype", str(other), str(d), **call | dict(sample_activation_out=by_rows(M, N, d).view(E4 if d == E2 else d).to(other)))
+
+
+@pytest.mark.parametrize("key", ["activation_out", "activation_col_out", "activation_sf_row", "activation_sf_col", "activation_norm_const"])
+def test_shapes_types_and_strides_of_a_quantised_activation(key):
+    call, name = samples(E2, E4, 16, d=E2, outputs=BOTH), f"sample_{key}"
+    x = call[name]
+    more = torch.empty_strided((x.shape[0] + 1, *x.shape[1:]), x.stride(), dtype=x.dtype, device="meta")
+    refused(f"{name}.shape", str(tuple(more.shape)), str(tuple(x.shape)), **call | {name: more})
+    refused(f"{name}.dtype", "int32", str(x.dtype), **call | {name: torch.empty_strided(x.shape, x.stride(), dtype=I32, device="meta")})
+    if x.numel() > 1:
+        spaced = torch.empty_strided(x.shape, [2 * s for s in x.stride()], dtype=x.dtype, device="meta")
+        refused(f"{name}.stride()", "", "scale-factor atom" if "_sf_" in key else "contiguous", **call | {name: spaced})
+
+
+def test_quantised_activation_goes_with_quantised_d():
+    call = samples(E4, outputs=BOTH)
+    plain = {key: x for key, x in call.items() if key not in ("sample_sfd_row", "sample_sfd_col", "sample_norm_const")}
+    refused("activation_sf_row, activation_sf_col", "tensors", "None where D has no scale factors", **plain)
+    nvfp4 = samples(E2, E4, 16, d=E2, outputs=BOTH)
+    for key in ("activation_col_out", "activation_sf_row", "activation_sf_col", "activation_norm_const"):
+        name = f"sample_{key}"
+        refused(name, "a tensor", "None with BF16", **samples(BF16) | {name: nvfp4[name]})
+    wide = {key: nvfp4[f"sample_{key}"] for key in ("activation_out", "activation_col_out", "activation_sf_row", "activation_sf_col", "activation_norm_const")}
+    refused("activation_sf_row, activation_sf_col", "tensors", "None where D has no scale", **samples(E2, E4, 16) | {f"sample_{key}": x for key, x in wide.items()})
+
+
+@pytest.mark.parametrize("base", [check.FP4_D, check.MXFP8[0]], ids=lambda c: c.name)
+def test_the_activation_is_compiled_in_with_its_samples(base):
+    case = replace(base, activation=base.d, outputs=("d_col", "sfd", "activation_sf"), counts=(5,), n=32, k=32)
+    run_on_cpu(case)
+    with pytest.raises(ValueError, match=r"activation_norm_const = None: must be a tensor where the activation is quantised"):
+        run_on_cpu(case, activation_norm_const=None)
+    none = dict.fromkeys(("activation_out", "activation_col_out", "activation_sf_row", "activation_sf_col", "activation_norm_const"))
+    with pytest.raises(ValueError, match=r"activation_\w+ = None: must be given, as sample_activation_\w+ was"): run_on_cpu(case, **none)
+    t = check.make_tensors(case)
+    with pytest.raises(ValueError, match=r"activation_\w+ = a tensor: must be None, as sample_activation_\w+ was"):
+        run_on_cpu(replace(case, activation=None, outputs=("d_col", "sfd")), **{key: t[key] for key in none})
+    if base.d in FP4: return
+    with pytest.raises(ValueError, match="d_dtype = torch.float8_e5m2: must be torch.float8_e4m3fn, as in the samples"):
+        t = check.make_tensors(replace(case, d=E5, activation=E5))
+        run_on_cpu(case, **{argument_name(key): t[key] for key in ("d_row", "d_col", *none)})
 
 
 @pytest.mark.parametrize("d, ok", [(BF16, True), (F16, True), (F32, False)], ids=str)

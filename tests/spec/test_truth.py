@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dglu.check import CASES
-from dglu.contract import Config
+from dglu.contract import OUTPUTS, Config
 from dglu.truth import GUARD, Case, Truth, expert_truth, make_tensors, memory, numbers, oracle, row_sum, scale_bytes
 
 FP8 = Case(Config(sf_vec_size=32), ab=torch.float8_e4m3fn, sf=torch.float8_e8m0fnu, d=torch.float8_e4m3fn,
@@ -86,7 +86,7 @@ def test_every_fp4_pair_decodes_as_in_ml_dtypes():
 @pytest.mark.parametrize("case", EVERY[::5], ids=lambda c: c.name)
 def test_outputs_are_poisoned_and_guarded(case):
     t = make_tensors(case)
-    for key in ("d_row", "d_col", "dbias", "amax", "sfd_row", "sfd_col", "activation_out"):
+    for key in set(OUTPUTS) - {"dprob"}:
         if key in t: assert (memory(t[key]) == 255).all() and t[key].data_ptr() % 16 == 0
     if "dprob" in t: assert (memory(t["dprob"])[:GUARD] == 255).all() and t["dprob"].isfinite().all()
 
@@ -126,6 +126,6 @@ def test_a_name_tells_every_field():
     "Changing any one field of a case or of its configuration changes its name."
     other = {"ab": torch.float8_e5m2, "sf": torch.float8_e4m3fn, "c": torch.float16, "d": torch.float8_e5m2,
              "weights": "discrete", "counts": (1,), "spare": 256, "n": 96, "k": 64, "outputs": (),
-             "activation": torch.float16, "prob": False, "norm_const": 2.0, "data": "zeros"}
+             "activation": torch.float16, "prob": False, "norm_const": 2.0, "activation_norm_const": 2.0, "data": "zeros"}
     assert set(other) == {f.name for f in fields(Case)} - {"config"}
     assert len({replace(FP8, **{key: value}).name for key, value in other.items()} | {FP8.name}) == len(other) + 1

@@ -1,0 +1,112 @@
+"""What the kernel writes beyond the contract, under the emulator: D in NVFP4, and the activation quantised as D is."""
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("cutlass")
+import torch
+from test_scaled_kernel import changed, exact_bytes, holds, outputs_in_order, passes, put, ran
+
+from dglu import host
+from dglu.check import E2, MXFP8, NVFP4, col_codes
+from dglu.emulate import machine
+from dglu.truth import raw, scale_bytes
+
+ALL = ("d_col", "sfd", "activation_sf", "dbias")
+CASES = {"nvfp4 d": replace(NVFP4[0], d=E2, outputs=("d_col", "sfd", "amax", "dbias")),
+         "nvfp4 all": replace(NVFP4[0], d=E2, activation=E2, outputs=("d_col", "sfd", "activation_sf", "amax", "dbias")),
+         "mxfp8 all": replace(MXFP8[0], activation=MXFP8[0].d, outputs=ALL)}
+SMALL = {name: replace(case, counts=(200,)) for name, case in CASES.items()}
+FOUR = SMALL["nvfp4 all"]
+
+
+def scales(case, t, key):
+    "Scale bytes of D or of the activation: (rows, blocks), or (blocks, columns) for those by columns."
+    columns = case.columns if key.startswith("sfd") else case.n
+    if key.endswith("row"): return scale_bytes(t[key], case.ends[-1], -(-columns // case.config.sf_vec_size))
+    return col_codes(case, t[key], columns)
+
+
+CHOICES = {
+    "geglu, discrete, columns by experts": ("nvfp4 all", dict(act_func="dgeglu", weights="discrete", discrete_col_sfd=True, counts=(100, 0, 300), n=96)),
+    "situ, dynamic, one CTA": ("nvfp4 d", dict(act_func="dsituglu", use_dynamic_sched=True, mma_tiler_mn=(128, 256), counts=(30, 300), n=160)),
+    "FP8 C, no prob, clusters": ("nvfp4 all", dict(c=torch.float8_e4m3fn, prob=False, cluster_shape_mn=(2, 2), n=288)),
+    "FP32 C, op": ("nvfp4 all", dict(c=torch.float32, epilogue_op="srelu", n=32)),
+    "E5M2, N-major, columns by experts": ("mxfp8 all", dict(d=torch.float8_e5m2, activation=torch.float8_e5m2, b_major="n", discrete_col_sfd=True,
+                                                           counts=(0, 257, 0, 1), n=96)),
+    "single group": ("mxfp8 all", dict(act_func="dsituglu", use_single_group_runtime_offsets=True, counts=(512,), n=32)),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_choices(name):
+    base, change = CHOICES[name]
+    passes(changed(CASES[base], **change), seed=1)
+
+
+@pytest.mark.parametrize("name", ["nvfp4 all", pytest.param("mxfp8 all", marks=pytest.mark.slow)])
+def test_adversarial_order(name, monkeypatch):
+    "Few clusters take many tiles, asynchronous work as late or as early as may be."
+    monkeypatch.setattr(host, "resident_clusters", lambda device, ctas: 1)
+    with machine(order="adversarial", seed=3): passes(replace(CASES[name], counts=(300, 0, 200), n=288))
+
+
+@pytest.mark.parametrize("name, act", [("nvfp4 all", "dswiglu"), ("nvfp4 all", "dsituglu"), ("mxfp8 all", "dgeglu")])
+def test_exact_arithmetic_gives_the_references_bytes(name, act):
+    "Where float32 rounds nothing before the outputs' own rounding, every byte is the reference's."
+    for norm in (1.0, 3.7): exact_bytes(replace(SMALL[name], activation_norm_const=norm), act, norm)
+
+
+def test_norm_const():
+    "E4M3 scales at their ends: all 0, all 448, and a norm_const whose quotients float32 does not hold."
+    for norm in (2.0**-8, 0.3, 256.0, 2.0**-40, 2.0**40, 2.0**-70, 2.0**70, 1e-40, 3e38):
+        case = replace(FOUR, norm_const=norm, activation_norm_const=1 / norm if 2.0**-60 < norm < 2.0**60 else 1.0)
+        t = ran(case)
+        code = scales(case, t, "sfd_row")[torch.arange(256) % 17 != 3]
+        if norm <= 2.0**-40: assert not code.any() and not raw(t["d_row"][:256]).bitwise_and(0x77).any()
+        if norm >= 2.0**40: assert (code == 0x7E).all()
+        passes(case)
+
+
+def test_zero_blocks():
+    "Blocks of rows and of columns without a number: scale 0 and zeros."
+    def change(t):
+        raw(t["a"])[32:64].zero_()      # rows of R
+        raw(t["b"])[5].zero_()          # a column of R
+        t["c"][:, 96:128] = 0           # up: with it, dgate of the second block of gate, and the activation's
+    t = holds(FOUR, change)
+    row, col = scales(FOUR, t, "sfd_row"), scales(FOUR, t, "sfd_col")
+    assert not row[32:64].any() and not row[:, 4:6].any() and not col[2:4].any() and not col[:, (5, 37)].any() and not col[:, 64:96].any()
+    row, col = scales(FOUR, t, "activation_sf_row"), scales(FOUR, t, "activation_sf_col")
+    assert row[32:64, :2].any() and not row[:, 2:].any() and not col[:, 32:].any()    # the activation does not depend on R
+
+
+@pytest.mark.parametrize("name", ["nvfp4 all", "mxfp8 all"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_one_special_element(name, value):
+    "A NaN or an infinity of up: in the blocks of dgate and of the activation that hold it, as in the reference, and nowhere else."
+    case, row, column = SMALL[name], 70, 37
+    vec = case.config.sf_vec_size
+    one, two, plain = ran(case, put("c", (row, column, 0), value)), ran(case, put("c", (row, column, 0), value), backend="reference"), ran(case)
+    for key, at in (("sfd_row", (row, 5 // vec)), ("sfd_col", (row // vec, 5)), ("activation_sf_row", (row, 5 // vec)),
+                    ("activation_sf_col", (row // vec, 5))):
+        ours, theirs, before = (scales(case, t, key) for t in (one, two, plain))
+        top, nan = (254, 255) if vec == 32 else (0x7E, 0x7F)
+        assert ours[at] == theirs[at] == (top if value == torch.inf else nan), key
+        changed_ = (ours != before).nonzero().tolist()
+        assert changed_ == [list(at)], (key, changed_)
+
+
+def test_deterministic():
+    case = changed(FOUR, n=288, deterministic=True)
+    first, second = (outputs_in_order(case, seed) for seed in range(2))
+    assert all(torch.equal(first[key], second[key]) for key in first) and set(first) >= {"activation_sf_col", "d_col", "amax"}
+
+
+def test_only_the_experts_rows_are_written():
+    "Rows past the last expert keep their bytes, by rows and by columns."
+    case = replace(CASES["nvfp4 all"], counts=(100,), spare=256)
+    t = ran(case)
+    assert all((raw(t[key])[256:] == 255).all() for key in ("d_row", "activation_out"))
+    assert all((raw(t[key])[:, 128:] == 255).all() for key in ("d_col", "activation_col_out"))
+

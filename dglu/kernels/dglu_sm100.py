@@ -42,7 +42,7 @@ class DgluEpilogue:
             plan: cutlass.Constexpr, place, n, wid):
         differentiate(self.o, plan, ring, accs, filled, acc, staged(self.o, shared, given, CTA_ROWS, 1), given, place, n, wid)
 
-# %% ../../nbs/kernels/23_sm100.ipynb #37a13a09
+# %% ../../nbs/kernels/23_sm100.ipynb #4da29e91
 @cute.jit
 def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, ring: WorkRing, accs: pipeline.PipelineUmmaAsync, filled: pipeline.PipelineTmaAsync,
                   acc: cute.Tensor, shared, given, place, n, wid):
@@ -56,8 +56,7 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, ring: WorkRing,
     norms = norms_of(o, given)
     turn, slot = ring.reader(), Int32(0)
     full, stage = [pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, k) for k in (1, o.c_stages)]
-    work, turn = ring.take(turn)
-    expert, row, col, end = work
+    expert, row, col, end, turn = ring.take(turn)
     while expert >= 0:
         row, col = plan.own_part(row, col, place)
         steps, tile = steps_of(plan, row, col, end, n), tile_of(o, given, expert, row, end)
@@ -76,8 +75,7 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, ring: WorkRing,
         full.advance()
         if steps > 0:
             finish_tile(o, fr, given, regs, tile, row + fr.first(wid), col // plan.tile_n)
-        work, turn = ring.take(turn)
-        expert, row, col, end = work
+        expert, row, col, end, turn = ring.take(turn)
     arch.fence_view_async_tmem_load()
     if wid == 0:
         arch.cp_async_bulk_wait_group(0)

@@ -136,7 +136,7 @@ def skip(state, stages):
     to = state.index + stages
     return pipeline.PipelineState(state.stages, state.count + stages, to % state.stages, state.phase ^ (to // state.stages & 1))
 
-# %% ../../nbs/kernels/26_sm90.ipynb #86dada1f
+# %% ../../nbs/kernels/26_sm90.ipynb #a276941c
 @cute.jit
 def choose_step(plan: cutlass.Constexpr, acc: cute.Tensor, r: cute.Tensor, step):
     "The accumulator's registers of a step, which is not known before the kernel runs."
@@ -159,7 +159,7 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, group, ring: Wo
     rows_a = sa if const_expr(plan.in_turn) else cute.local_tile(sa, (plan.group_rows, K_TILE, loads.num_stages), (group, 0, 0))
     a, b = mma.make_fragment_A(mine.partition_A(rows_a)), mma.make_fragment_B(mine.partition_B(sb))
     acc = cute.make_rmem_tensor(mine.partition_shape_C((plan.group_rows, plan.tile_n)), Float32)
-    small = sm90.make_trivial_tiled_mma(BFloat16, BFloat16, *[warpgroup.OperandMajorMode.K] * 2, Float32, (1, 1, 1), (64, STEP))
+    small = sm90.make_trivial_tiled_mma(BFloat16, BFloat16, *[cute.nvgpu.OperandMajorMode.K] * 2, Float32, (1, 1, 1), (64, STEP))
     regs = registers(o, fr, small.get_slice(tid).partition_shape_C((plan.group_rows, STEP)))
     ex = exchange(o, plan, group, lambda atom: cute.make_tiled_copy_C(atom, small), tid, given, shared)
     norms = norms_of(o, given)
@@ -170,8 +170,7 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, group, ring: Wo
         if group == 1:
             read, release = skip(read, k_tiles), skip(release, k_tiles)
             arch.barrier_arrive(barrier_id=7, number_of_threads=256)    # the other group goes first
-    work, turn = ring.take(turn)
-    expert, row, col, end = work
+    expert, row, col, end, turn = ring.take(turn)
     while expert >= 0:
         if const_expr(not plan.in_turn) or count % GROUPS == group:
             row, col = plan.own_part(row, col, place, group)
@@ -185,12 +184,11 @@ def differentiate(o: cutlass.Constexpr, plan: cutlass.Constexpr, group, ring: Wo
             if steps > 0:
                 finish_tile(o, fr, given, regs, tile, row + fr.first(wid), col // plan.tile_n)
         count += 1
-        work, turn = ring.take(turn)
-        expert, row, col, end = work
+        expert, row, col, end, turn = ring.take(turn)
     if wid == 0:
         arch.cp_async_bulk_wait_group(0)
 
-# %% ../../nbs/kernels/26_sm90.ipynb #a1895a4a
+# %% ../../nbs/kernels/26_sm90.ipynb #abdb6a75
 class DgluSm90(DgluHost):
     "The host function of the SM90 backend; compile it with `cute.compile`."
 
@@ -230,7 +228,7 @@ class DgluSm90(DgluHost):
 
     def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple:
         "Tiled MMA of a warpgroup, loads of A and B, layouts of shared memory."
-        plan, major = self.plan, warpgroup.OperandMajorMode
+        plan, major = self.plan, cute.nvgpu.OperandMajorMode
         majors = major.K, major.K if plan.b_major == "k" else major.MN
         mma = sm90.make_trivial_tiled_mma(BFloat16, BFloat16, *majors, Float32, (1, 1, 1), (64, plan.tile_n))
         tiler = plan.cta_rows, plan.tile_n, K_TILE

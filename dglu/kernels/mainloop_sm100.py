@@ -143,7 +143,7 @@ def scales(plan: Plan, sfa: cute.Pointer, sfb: cute.Pointer, m, n, k, experts) -
     template = sfa if plan.discrete else sfb
     return atoms_of(sfa, m, k, plan.scaled.vec, 1), atoms_of(template, n, k, plan.scaled.vec, 1 if plan.discrete else experts)
 
-# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #235ba288
+# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #c8c6c078
 @cute.jit
 def load_operands(plan: cutlass.Constexpr, tiler: cutlass.Constexpr, ring: WorkRing, loads: pipeline.PipelineTmaUmma, mma: cute.TiledMma,
                   operands, shared, vmnk: cute.Layout, place, k, maps: cute.Tensor):
@@ -170,8 +170,7 @@ def stream_operands(plan: cutlass.Constexpr, ring: WorkRing, loads, load_a: cute
                     mask_b, place, k, maps: cute.Tensor, of_scales=None):
     "Every stage of every piece of work, on either chip: `loads` is its pipeline, `from_…` and `to_…` are the sides of its loads."
     turn, stage = ring.reader(), pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, loads.num_stages)
-    work, turn = ring.take(turn)
-    expert, row, col, _ = work
+    expert, row, col, _, turn = ring.take(turn)
     while expert >= 0:
         im, jn = row // plan.product_rows + place[1], col // plan.tile_n + place[2]
         which, at, scales_at = expert, None, None
@@ -187,8 +186,7 @@ def stream_operands(plan: cutlass.Constexpr, ring: WorkRing, loads, load_a: cute
             if const_expr(of_scales is not None):
                 fetch_scales(plan, of_scales, stage.index, full, plan.ctas * im + place[0], plan.tile_n * jn, step, which, scales_at)
             stage.advance()
-        work, turn = ring.take(turn)
-        expert, row, col, _ = work
+        expert, row, col, _, turn = ring.take(turn)
     loads.producer_tail(stage)
 
 
@@ -199,7 +197,7 @@ def acquire_map(maps: cute.Tensor, i):
     cpasync.fence_tma_desc_acquire(at)
     return at
 
-# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #1b1be8cc
+# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #c37abdad
 @cute.jit
 def multiply(plan: cutlass.Constexpr, ring: WorkRing, loads: pipeline.PipelineTmaUmma, accs: pipeline.PipelineUmmaAsync, mma: cute.TiledMma,
              acc: cute.Tensor, sa: cute.Tensor, sb: cute.Tensor, slots, place, k):
@@ -207,8 +205,7 @@ def multiply(plan: cutlass.Constexpr, ring: WorkRing, loads: pipeline.PipelineTm
     a, b = mma.make_fragment_A(sa), mma.make_fragment_B(sb)
     turn, stage = ring.reader(), pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, loads.num_stages)
     out, slot = [pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, n) for n in (1, SLOTS)]
-    work, turn = ring.take(turn)
-    expert, col = work.expert, work.col
+    expert, _, col, _, turn = ring.take(turn)
     while expert >= 0:
         if place[0] == 0:  # leads the pair
             accs.producer_acquire(out)
@@ -232,8 +229,7 @@ def multiply(plan: cutlass.Constexpr, ring: WorkRing, loads: pipeline.PipelineTm
                 slot.advance()
             accs.producer_commit(out)
             out.advance()
-        work, turn = ring.take(turn)
-        expert, col = work.expert, work.col
+        expert, _, col, _, turn = ring.take(turn)
     if place[0] == 0:
         accs.producer_tail(out)
         if const_expr(plan.scaled is not None):

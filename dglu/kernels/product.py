@@ -24,7 +24,7 @@ from .mainloop_sm100 import GroupedGemm, Plan, release_accumulator
 from .schedule import WorkRing
 from .steps import steps_of
 
-# %% ../../nbs/kernels/22c_product.ipynb #f5d62b0d
+# %% ../../nbs/kernels/22c_product.ipynb #57a716f4
 class StoreProduct:
     "R (M, N) in float32, a row a thread."
     bytes, warps_that_load = 1024, 0
@@ -45,8 +45,7 @@ class StoreProduct:
         source = mine.partition_S(steps_acc)
         regs = cute.make_rmem_tensor(mine.partition_D(cute.make_identity_tensor((128, 32))).shape, Float32)
         turn, full = ring.reader(), pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, 1)
-        work, turn = ring.take(turn)
-        expert, row, col, end = work
+        expert, row, col, end, turn = ring.take(turn)
         while expert >= 0:
             row, col = plan.own_part(row, col, place)
             parity, steps = full.phase, steps_of(plan, row, col, end, n)
@@ -62,8 +61,7 @@ class StoreProduct:
                 for j in cutlass.range(32, unroll_full=True):
                     extra[0][row + arch.thread_idx()[0], col + 32 * step + j] = regs[j]
             full.advance()
-            work, turn = ring.take(turn)
-            expert, row, col, end = work
+            expert, row, col, end, turn = ring.take(turn)
         arch.fence_view_async_tmem_load()
 
 # %% ../../nbs/kernels/22c_product.ipynb #3513c164

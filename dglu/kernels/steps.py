@@ -143,10 +143,9 @@ def swizzled(memory, layout: cute.ComposedLayout) -> cute.Tensor:
     "A field of shared memory as a tensor."
     return memory.get_tensor(layout.outer, swizzle=layout.inner)
 
-# %% ../../nbs/kernels/21c_steps.ipynb #4c5de40a
-# Device memory of the epilogue, and the number of tiles along N. results: of D and the activation (by rows, by columns, their scale factors by rows and
-# by columns, norm_const); amax (L, 2) float32 as int32; offsets, alpha, beta (L,); prob, dprob (M,); rows_of_dbias (M/rows, 2N); rows_of_dprob
-# (tiles of N, M)
+# %% ../../nbs/kernels/21c_steps.ipynb #d9d559db
+# Device memory of the epilogue, and the number of tiles along N. results: of D and the activation (by rows, by columns, scale factors by rows and by
+# columns, norm_const); amax (L, 2) as int32; offsets, alpha, beta (L,); prob, dprob (M,); rows_of_dbias (M/rows, 2N), rows_of_dprob (tiles, M)
 Pointers = namedtuple("Pointers", "c results amax offsets alpha beta prob dprob rows_of_dbias rows_of_dprob n_tiles")
 
 # What the epilogue's roles are given: TMA and tensors, layouts of shared memory, vectors. What is not wanted is None, or never read.
@@ -183,7 +182,7 @@ def tile_places(atom: cute.CopyAtom, tensor: cute.Tensor, shared: cute.Tensor, r
     tiles = cute.local_tile(tensor, (rows, columns), (None, None))
     return cpasync.tma_partition(atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(tiles, 0, 2))
 
-# %% ../../nbs/kernels/21c_steps.ipynb #f704348f
+# %% ../../nbs/kernels/21c_steps.ipynb #510e2205
 @cute.jit
 def steps_of(plan: cutlass.Constexpr, row, col, end, n):
     "Steps of 32 columns of R that lie inside the problem; none if the rows are another expert's."
@@ -211,8 +210,7 @@ def load_c(o: cutlass.Constexpr, plan: cutlass.Constexpr, group, ring: WorkRing,
     "A warp that loads C: the steps of every piece of work of a group."
     to, source = tile_places(tma, c, sc, plan.group_rows, 2 * STEP)
     turn, stage = ring.reader(), pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, o.c_stages)
-    work, turn = ring.take(turn)
-    expert, row, col, end = work
+    expert, row, col, end, turn = ring.take(turn)
     count = Int32(0)
     while expert >= 0:
         if const_expr(plan.alternate == 1) or count % plan.alternate == group:
@@ -225,8 +223,7 @@ def load_c(o: cutlass.Constexpr, plan: cutlass.Constexpr, group, ring: WorkRing,
                           tma_bar_ptr=filled.producer_get_barrier(own))
                 stage.advance()
         count += 1
-        work, turn = ring.take(turn)
-        expert, row, col, end = work
+        expert, row, col, end, turn = ring.take(turn)
 
 # %% ../../nbs/kernels/21c_steps.ipynb #957a0de2
 # Fragments of a step, and what lasts for a tile: results ((dgate, dup), (activation,)), float32 where they are still to be quantised; codes of them

@@ -8,17 +8,23 @@ __all__ = ['ROUNDINGS', 'COUNTS', 'SPARE', 'GEGLU', 'TILES', 'CLUSTERS', 'E8', '
            'compare', 'worst_block', 'scale_code', 'nearest_code', 'scale_interval', 'compare_quantised', 'col_codes',
            'judge_quantised', 'judge', 'forbidden', 'untouchable', 'arguments', 'execute', 'Result', 'home', 'run_case',
            'differs_again', 'variants', 'grid', 'bf16_cases', 'blockscaled_cases', 'fp4_d_cases', 'activation_cases',
-           'dsrelu_cases', 'run_cases', 'random_counts', 'random_act', 'random_bf16', 'random_scaled_config',
-           'random_blockscaled', 'random_case', 'reading', 'writing', 'float32_d', 'truncated', 'bf16_atomics',
-           'halves', 'prob_in_dprob', 'stored_dprob', 'exclusive', 'large_scales', 'hidden_nan', 'swapped_pairs',
-           'bare_activation', 'past_the_end', 'byte_too_many', 'Fault', 'end_of_k', 'shows']
+           'dsrelu_cases', 'jobs_for', 'together', 'each', 'spread', 'run_cases', 'random_counts', 'random_act',
+           'random_bf16', 'random_scaled_config', 'random_blockscaled', 'random_case', 'reading', 'writing',
+           'float32_d', 'truncated', 'bf16_atomics', 'halves', 'prob_in_dprob', 'stored_dprob', 'exclusive',
+           'large_scales', 'hidden_nan', 'swapped_pairs', 'bare_activation', 'past_the_end', 'byte_too_many', 'Fault',
+           'end_of_k', 'shows']
 
-# %% ../nbs/api/33_check.ipynb #3c4389bf
+# %% ../nbs/api/33_check.ipynb #78d20033
 import inspect
+import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from multiprocessing import get_context
 from typing import NamedTuple
 
 import torch
@@ -98,7 +104,7 @@ def scale_interval(truth: Truth,  # (rows, columns)
     low, high = (a.amax(dim + 1).masked_fill(lost, torch.nan) * (norm_const / top) for a in (low, high))
     return code((low * (1 - ROUNDINGS) - TINY * max(1, norm_const)).clamp(0)), code(high * (1 + ROUNDINGS)), lost
 
-# %% ../nbs/api/33_check.ipynb #5292cbe0
+# %% ../nbs/api/33_check.ipynb #325c93f0
 def compare_quantised(names: tuple,  # of the elements and of the scale factors
                       q: Tensor,  # (rows, columns) float64, stored elements
                       codes: Tensor,  # (rows, blocks) or (blocks, columns) scale bytes
@@ -110,11 +116,11 @@ def compare_quantised(names: tuple,  # of the elements and of the scale factors
     codes, fp4 = codes.long(), case.d in FP4
     sf = numbers(codes.to(torch.uint8).view(torch.float8_e4m3fn)) if fp4 else power(codes)
     sf, lost = (x.repeat_interleave(case.config.sf_vec_size, dim) for x in (sf, lost))
-    empty = sf == 0  # a scale of 0, which E8M0 does not have, stands for zeros
-    if fp4: q = q.masked_fill(sf.isnan() & (q == 6), torch.nan)
+    empty, stray = sf == 0, sf.isnan() & ~lost  # a scale of 0, which E8M0 does not have, stands for zeros; a NaN that has no reason spoils a block
+    q = q.masked_fill(stray | (lost & sf.isnan() & (q == 6) if fp4 else stray), torch.nan)
     value = truth.value.masked_fill(lost, torch.nan).masked_fill(empty, 0)  # a NaN spoils its block
     truth = Truth(value, (truth.bound + ROUNDINGS * value.abs()).masked_fill(empty, 0))
-    return {**compare(names[0], q, truth, case.d, unit=(sf / norm_const).masked_fill(empty, 1)),
+    return {**compare(names[0], q, truth, case.d, unit=(sf / norm_const).masked_fill(empty | stray, 1)),
             f"{names[1]}, outside": (int(((codes < low) | (codes > high)).sum()), 0)}
 
 # %% ../nbs/api/33_check.ipynb #fac858ad
@@ -330,17 +336,59 @@ def dsrelu_cases() -> list:
 CASES = {name: tuple(dict.fromkeys(cases()))  # without doublets
          for name, cases in (("bf16", bf16_cases), ("blockscaled", blockscaled_cases), ("dsrelu", dsrelu_cases))}
 
-# %% ../nbs/api/33_check.ipynb #945137ff
+# %% ../nbs/api/33_check.ipynb #cfa47d19
+def jobs_for(backend: str | Callable) -> int:
+    "Worker processes for a backend: one for each core with the emulator, else one."
+    if backend != "emulate": return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+# %% ../nbs/api/33_check.ipynb #bdbc85a1
+def together(cases: list) -> list:  # of lists of indices
+    "Cases that differ in nothing that is compiled, in the order of their first ones."
+    groups = {}
+    for i, c in enumerate(cases):
+        kernel = replace(c, counts=(1,), spare=0, n=32, k=32, data="normal", norm_const=1.0, activation_norm_const=1.0)
+        groups.setdefault(kernel, []).append(i)
+    return list(groups.values())
+
+
+def each(function: Callable, cases: list) -> list: return [function(case) for case in cases]
+
+# %% ../nbs/api/33_check.ipynb #317a2e1c
+def spread(function: Callable,  # Case -> Result; with more than one job a function that can be pickled
+           cases: list,
+           jobs: int,  # worker processes; 1: none, all of it here
+           ) -> Iterator[Result]:
+    "A function's results for some cases, in their order."
+    if jobs == 1: yield from map(function, cases); return
+    done, shown, alone = {}, 0, False
+    while left := [i for i in range(len(cases)) if i not in done]:
+        batches = [left[:1]] if alone else [[left[i] for i in batch] for batch in together([cases[i] for i in left])]
+        pool = ProcessPoolExecutor(min(jobs, len(batches)), get_context("spawn"), torch.set_num_threads, (1,))
+        try:
+            futures = {pool.submit(each, function, [cases[i] for i in batch]): batch for batch in batches}
+            for future in as_completed(futures):
+                done |= zip(futures[future], future.result())
+                while shown in done: yield done[shown]; shown += 1
+        except BrokenProcessPool as e:
+            if alone: done[left[0]] = Result(cases[left[0]], False, message=f"{type(e).__name__}: the worker process of this case died")
+            alone = not alone
+        finally: pool.shutdown(cancel_futures=True)
+    yield from (done[i] for i in range(shown, len(cases)))
+
+
 def run_cases(backend: str | Callable = "reference",
               family: str | None = None,  # a key of CASES; None: all of them
               progress: Callable | None = None,  # called with each Result
-              *, seed: int = 0, device: str | None = None) -> list:  # of Result
+              *, seed: int = 0, device: str | None = None,
+              jobs: int | None = None,  # worker processes; None: as `jobs_for` has it
+              ) -> list:  # of Result
     "The whole table, or one family of it, on a backend."
     if isinstance(backend, str): api.pick_backend(backend, torch.device(device or home(backend)))  # or fail
-    results = []
-    for case in (c for name in CASES if family in (None, name) for c in CASES[name]):
-        results.append(run_case(case, backend, seed, device=device))
-        if progress: progress(results[-1])
+    cases, results = [c for name in CASES if family in (None, name) for c in CASES[name]], []
+    for result in spread(partial(run_case, backend=backend, seed=seed, device=device), cases, jobs or jobs_for(backend)):
+        results.append(result)
+        if progress: progress(result)
     return results
 
 # %% ../nbs/api/33_check.ipynb #edca8e11

@@ -7,11 +7,12 @@ __all__ = ['app', 'PACKAGES', 'console', 'stop', 'table_of', 'program', 'main', 
            'info', 'case_line', 'chosen', 'check', 'combinations', 'compile_kernels', 'follow', 'losses_of',
            'gradients_of', 'save_picture', 'demo', 'bench']
 
-# %% ../nbs/api/35_cli.ipynb #6fe12598
+# %% ../nbs/api/35_cli.ipynb #54ce0eec
 import json
 import os
 import platform
 import sys
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from itertools import product
@@ -131,20 +132,21 @@ def chosen(family: str | None,  # a key of CASES; None: all
     if not cases: stop(f"filter = {part!r}: must be a part of a case's name, such as 'dgeglu'. Leave it out to see all names.", 2)
     return cases
 
-# %% ../nbs/api/35_cli.ipynb #6e1d25b6
+# %% ../nbs/api/35_cli.ipynb #c0c53cef
 @app.command()
 def check(backend: str = typer.Option("reference", help="sm100, sm90, emulate, reference, or auto."),
           family: str = typer.Option(None, help="bf16, blockscaled or dsrelu; all of them if left out."),
           seed: int = typer.Option(0, help="Of the inputs."),
-          filter: str = typer.Option("", help="Only cases with this text in their name.")):
+          filter: str = typer.Option("", help="Only cases with this text in their name."),
+          jobs: int = typer.Option(0, min=0, help="Worker processes; 0: one for each core with emulate, else one.")):
     "Hold a backend to float64 on a table of cases."
-    from dglu.check import home, run_case
+    from dglu.check import home, jobs_for, run_case, spread
     out, cases = console(), chosen(family, filter)
     usable(backend, home(backend))
     results = []
-    for case in cases:
-        results.append(run_case(case, backend, seed))
-        out.print(case_line(results[-1]), style=None if results[-1].ok else "red" if results[-1].supported else "dim")
+    for r in spread(partial(run_case, backend=backend, seed=seed), cases, jobs or jobs_for(backend)):
+        results.append(r)
+        out.print(case_line(r), style=None if r.ok else "red" if r.supported else "dim")
     done = [r for r in results if r.supported]
     failed, without = sum(not r.ok for r in done), len(results) - len(done)
     out.print(f"{len(done) - failed} of {len(done)} cases ok on {backend}, {sum(r.seconds for r in results):.1f} s in the backend"

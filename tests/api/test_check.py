@@ -1,4 +1,5 @@
 "`dglu check`: the reference passes its table, planted faults fail it, and its judgement is as sharp as it says."
+import os
 import random
 from dataclasses import replace
 
@@ -9,16 +10,19 @@ from dglu import api
 from dglu.check import (
     CASES,
     FAULTS,
+    Result,
     compare,
     compare_quantised,
     execute,
     half_step,
+    jobs_for,
     nearest_code,
     random_case,
     run_case,
     run_cases,
     scale_code,
     shows,
+    spread,
 )
 from dglu.contract import FP4, FP8, HALF, QUANTISED, WIDE, Config
 from dglu.quant import E2M1, E4M3, E8M0, quantize
@@ -204,7 +208,9 @@ def test_a_nan_of_nvfp4_shows_in_its_scale():
     def other_code(q, sf): q[5, 16] = 4.0
     assert judged(x, NV, change=hidden) == [16, 1] and judged(x, NV, change=other_code) == [1, 0]
     def spread(q, sf): sf[6, 0], q[6, :16] = 0x7F, 6.0
-    assert judged(x, NV, change=spread)[1] == 1  # a NaN where there is none
+    assert judged(x, NV, change=spread) == [16, 1]
+    def poison(q, sf): sf[:], q[:] = 255, torch.nan  # what nobody wrote
+    assert judged(SAMPLE, MX, change=poison) == judged(SAMPLE, NV, change=poison)[:1] + [SAMPLE.numel() // 32] == [SAMPLE.numel(), SAMPLE.numel() // 32]
 
 
 def test_infinities_saturate():
@@ -233,6 +239,42 @@ def test_progress_hears_of_every_case_of_the_family():
     results = run_cases("reference", "dsrelu", seen.append)
     assert seen == results and [r.case for r in results] == list(CASES["dsrelu"])
     assert all(r.ok and r.seconds > 0 for r in results)
+
+
+# In several processes ---------------------------------------------------------------------------------------------------
+
+def told(results): return [(r.case, r.ok, r.errors, r.message, r.supported) for r in results]
+
+
+def test_one_job_and_two_give_the_same_results_in_the_same_order():
+    seen = []
+    one, two = run_cases("reference", "dsrelu", jobs=1), run_cases("reference", "dsrelu", seen.append, jobs=2)
+    assert told(one) == told(two) == told(seen) and [r.case for r in two] == list(CASES["dsrelu"])
+
+
+def dies(case):
+    "A worker that dies on the second case, raises nothing and leaves no result."
+    if case == CASES["dsrelu"][1]: os._exit(3)
+    return Result(case, True)
+
+
+def test_a_worker_that_dies_fails_its_own_case_only():
+    cases = list(CASES["dsrelu"][:5])
+    results = list(spread(dies, cases, 2))
+    assert [r.case for r in results] == cases and [r.ok for r in results] == [True, False, True, True, True]
+    assert "worker process of this case died" in results[1].message
+
+
+def raises(case): raise LookupError(f"no data for {case.name}")
+
+
+def test_what_a_worker_raises_is_raised_here():
+    with pytest.raises(LookupError, match="no data for bf16 dswiglu"): list(spread(raises, [Case(), Case(k=8)], 2))
+
+
+def test_jobs_of_a_backend():
+    assert jobs_for("reference") == jobs_for("sm100") == jobs_for("sm90") == jobs_for(dies) == 1
+    assert 1 <= jobs_for("emulate") <= os.cpu_count()
 
 
 def test_an_output_that_differs_from_run_to_run_is_seen_under_deterministic():

@@ -42,7 +42,7 @@ def test_import_and_help_load_no_torch():
 
 
 @pytest.mark.parametrize("command, options", {
-    "demo": ("--steps", "--seed", "--out", "--backend"), "check": ("--backend", "--family", "--seed", "--filter"), "bench": ("--json",), "info": ()}.items())
+    "demo": ("--steps", "--seed", "--out", "--backend"), "check": ("--backend", "--family", "--seed", "--filter", "--jobs"), "bench": ("--json",), "info": ()}.items())
 def test_every_option_is_documented(command, options):
     text = dglu(command, "--help")
     assert all(re.search(rf"{o}\b", text) for o in options)
@@ -92,6 +92,11 @@ def test_check_prints_a_line_a_case_and_a_summary():
     assert len(lines) == len(names) + 1 and lines[-1].startswith(f"{len(names)} of {len(names)} cases ok on reference")
     for name, line in zip(names, lines):
         assert line.startswith(f"ok   {name} ") and re.search(r"\d+\.\d ms  d_row \de-\d\d/\de-\d\d", line)
+
+
+def test_two_jobs_print_what_one_does():
+    def verdicts(*more): return [re.sub(r" +[\d.]+ ms|, [\d.]+ s", "", x) for x in dglu("check", "--family", "dsrelu", "--filter", "preactivation", *more).splitlines()]
+    assert verdicts("--jobs", "2") == verdicts() and len(verdicts()) > 3
 
 
 def test_check_without_a_family_filters_all_of_them():

@@ -55,7 +55,7 @@ def turned(word: Int32) -> tuple:
     w = Int32(arch.inline_ptx("movmatrix.sync.aligned.m8n8.trans.b16 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[word]))
     return (w & 0x0F0F) | (w >> 12 & 0xF0F0), (w >> 4 & 0x0F0F) | (w >> 16 & 0xF0F0)
 
-# %% ../../nbs/kernels/21b_fp4.ipynb #ecb38b65
+# %% ../../nbs/kernels/21b_fp4.ipynb #954e6fa2
 def piece(area: cute.Tensor, dtype: type, width: int, rows: int, row, slot, k) -> cute.Pointer:
     "To 16-byte piece k of a row of `width` bytes, in a slot of `rows` rows (CuTe's swizzle of such rows)."
     turn, size = row * width // 128 % (width // 16), dtype.width // 8
@@ -63,22 +63,20 @@ def piece(area: cute.Tensor, dtype: type, width: int, rows: int, row, slot, k) -
     return start + 16 // size * (turn ^ k)
 
 
-def give_rows(fr: Fragment, lane, wid, parts: list, area: cute.Tensor, rows: int, slot):
-    "Words of rows, four or two for each 32 columns, to a slot (rows, 16 bytes of each)."
-    width, row = 16 * len(parts), fr.first(wid) + lane // 4
+def give_rows(fr: Fragment, lane, wid, words, p: int, parts: int, area: cute.Tensor, rows: int, slot):
+    "Words of rows, four or two for 32 columns, as part p of a slot (rows, 16 bytes of each)."
+    width, row = 16 * parts, fr.first(wid) + lane // 4
     layout = cute.make_layout((fr.blocks, 2, 4), stride=(fr.rows * width, 8 * width, 4))
-    for p, words in enumerate(parts):
-        to = cute.make_tensor(piece(area, Uint8, width, rows, row, slot, p) + lane % 4, layout)
-        for i, h, j in ((i, h, j) for i in range(fr.blocks) for h in range(2) for j in range(4)):
-            to[i, h, j] = Uint8(words[2 * i + h] >> 8 * j)
+    to = cute.make_tensor(piece(area, Uint8, width, rows, row, slot, p) + lane % 4, layout)
+    for i, h, j in ((i, h, j) for i in range(fr.blocks) for h in range(2) for j in range(4)):
+        to[i, h, j] = Uint8(words[2 * i + h] >> 8 * j)
 
 
-def give_columns(fr: Fragment, lane, wid, parts: list, area: cute.Tensor, rows: int, slot):
-    "Words of columns, four for each 32, to a slot (32 of each, rows/2 bytes)."
+def give_columns(fr: Fragment, lane, wid, words, p: int, parts: int, area: cute.Tensor, rows: int, slot):
+    "Words of columns, four for 32, as part p of a slot (32 of each, rows/2 bytes)."
     width, pair = rows // 2, fr.first(wid) // 2 + lane % 4
-    start = piece(area, Uint8, width, 32 * len(parts), lane // 4, slot, pair // 16) + pair % 16
-    to = cute.make_tensor(start, cute.make_layout((len(parts), 4, fr.blocks, 2), stride=(32 * width, 8 * width, fr.rows // 2, 4)))
-    for p, words in enumerate(parts):
-        for j in range(4):
-            for h, both in enumerate(turned(words[j])):
-                for i in range(fr.blocks): to[p, j, i, h] = Uint8(both >> 8 * i)
+    start = piece(area, Uint8, width, 32 * parts, lane // 4, slot, pair // 16) + (32 * width * p + pair % 16)
+    to = cute.make_tensor(start, cute.make_layout((4, fr.blocks, 2), stride=(8 * width, fr.rows // 2, 4)))
+    for j in range(4):
+        for h, both in enumerate(turned(words[j])):
+            for i in range(fr.blocks): to[j, i, h] = Uint8(both >> 8 * i)

@@ -5,16 +5,16 @@
 # %% auto #0
 __all__ = ['RCP_MAX', 'block_of', 'scale_code', 'scale_codes', 'bytes_of', 'Norm', 'SecondLevel', 'norm_of', 'larger',
            'row_peaks', 'holder', 'row_blocks', 'column_peaks', 'folded_peak', 'sharers', 'row_codes', 'Columns',
-           'publish_columns', 'own_columns', 'column_factors', 'code_registers', 'fp8_codes', 'put_rows', 'put_columns',
-           'rows_to_codes', 'columns_to_codes', 'passes', 'by_rows', 'by_columns', 'times', 'sf_place', 'gathered']
+           'publish_columns', 'own_columns', 'column_factors', 'codes_of', 'rows_to_codes', 'columns_to_codes',
+           'passes', 'by_rows', 'by_columns', 'rare_rows', 'rare_columns', 'sf_place', 'gathered']
 
-# %% ../../nbs/kernels/21b_quantise.ipynb #40233c1e
+# %% ../../nbs/kernels/21b_quantise.ipynb #29eca88b
 from collections.abc import Callable
 from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float4E2M1FN, Float8E4M3FN, Float8E5M2, Float32, Int32, Int64, Uint8, Uint16, Uint32, const_expr
+from cutlass import Float4E2M1FN, Float8E4M3FN, Float8E5M2, Float32, Int32, Int64, Uint8, Uint16, Uint32
 from cutlass.cute import arch
 from cutlass.cutlass_dsl import select_
 
@@ -174,7 +174,7 @@ def sharers(fr: Fragment, block: int, wid, i: int) -> tuple:
     n = row_blocks(fr, block)
     return (n * wid + i % n,) if 16 * fr.blocks >= block else (wid & -2, wid | 1)
 
-# %% ../../nbs/kernels/21b_quantise.ipynb #a9d297de
+# %% ../../nbs/kernels/21b_quantise.ipynb #fbf73a7f
 def row_codes(parts: list, fr: Fragment, norm, dtype: type, lane) -> tuple:
     "The codes of the lane's `folded_row`; the factors of every row, [block][i][h]; whether all codes of the warp are ordinary."
     peaks = row_peaks(parts, fr, block_of(dtype), lane)
@@ -204,67 +204,48 @@ def publish_columns(parts: list, fr: cutlass.Constexpr, norm, dtype: cutlass.Con
         columns.flags[wid] = Int32(ordinary)
 
 
-def own_columns(parts: list, fr: Fragment, dtype: type, lane, wid, shared: Callable, larger: Callable) -> list:
-    "What `shared(column, row block)` says of a thread's columns, [row block][part][j][c]; the `larger` scale where two warps share a block."
-    size = block_of(dtype)
+def own_columns(p: int, fr: Fragment, dtype: type, lane, wid, shared: Callable, larger: Callable) -> list:
+    "What `shared(column, row block)` says of a thread's columns of a part, [row block][j][c]; the `larger` scale where two warps share a block."
     def block(column, i):
-        found = [shared(column, w) for w in sharers(fr, size, wid, i)]
+        found = [shared(column, w) for w in sharers(fr, block_of(dtype), wid, i)]
         return larger(*found) if len(found) == 2 else found[0]
-    return [[[[block(32 * p + 8 * j + 2 * (lane % 4) + c, i) for c in range(2)] for j in range(4)] for p in range(len(parts))]
-            for i in range(row_blocks(fr, size))]
+    return [[[block(32 * p + 8 * j + 2 * (lane % 4) + c, i) for c in range(2)] for j in range(4)] for i in range(row_blocks(fr, block_of(dtype)))]
 
 
-def column_factors(parts: list, fr: Fragment, dtype: type, lane, wid, columns: Columns) -> tuple:
-    "The factors of a thread's columns, and whether their codes are ordinary; between `publish_columns` and this lies a barrier."
-    def smaller(a, b): return arch.fmin(a, b, nan=True)
-    marks = [columns.flags[w] for w in ((wid,) if fr.blocks == 2 else (wid & -2, wid | 1))]
-    return own_columns(parts, fr, dtype, lane, wid, lambda column, w: columns.factors[column, w], smaller), (marks[0] & marks[-1]) != 0
+def column_factors(p: int, fr: Fragment, dtype: type, lane, wid, columns: Columns) -> list:
+    "The factors of a thread's columns of a part; between `publish_columns` and this lies a barrier."
+    return own_columns(p, fr, dtype, lane, wid, lambda column, w: columns.factors[column, w], lambda a, b: arch.fmin(a, b, nan=True))
 
-# %% ../../nbs/kernels/21b_quantise.ipynb #550a9483
-def code_registers(fr: Fragment, dtype: type) -> cute.Tensor:
-    "Codes of 32 columns of a thread's rows, as `put_rows` and `put_columns` leave them."
-    return cute.make_rmem_tensor(4, Int32) if dtype.width == 4 else cute.make_rmem_tensor(16 * fr.blocks, dtype)
-
-
-def fp8_codes(fr: Fragment, quads: dict, q: cute.Tensor):
-    "Quads (i, j) to FP8, each in its place."
-    for (i, j), x in quads.items(): store_quad(q, fr.at(i, j), x)
-
-
-def put_rows(dtype: type) -> Callable: return words_of_rows if dtype.width == 4 else fp8_codes
-
-
-def put_columns(dtype: type) -> Callable: return words_of_columns if dtype.width == 4 else fp8_codes
+# %% ../../nbs/kernels/21b_quantise.ipynb #5934aaf6
+def codes_of(fr: Fragment, d, dtype: type, along_rows: bool, *factors: Callable) -> cute.Tensor:
+    "32 columns, times their factors, as codes: FP8 where they are, FP4 in words."
+    quads = {(i, j): load_quad(d, fr.at(i, j)) for i in range(fr.blocks) for j in range(4)}
+    for f in factors: quads = {at: x * f(*at) for at, x in quads.items()}
+    q = cute.make_rmem_tensor(4, Int32) if dtype.width == 4 else cute.make_rmem_tensor(16 * fr.blocks, dtype)
+    if dtype.width == 4: (words_of_rows if along_rows else words_of_columns)(fr, quads, q)
+    else:
+        for (i, j), x in quads.items(): store_quad(q, fr.at(i, j), x)
+    return q
 
 
 @cute.jit
-def rows_to_codes(fr: cutlass.Constexpr, norm, dtype: cutlass.Constexpr, parts: list, q: list, rows: tuple, lane):
-    "Codes of the parts by rows; `rows` is what `row_codes` gave."
+def rows_to_codes(fr: cutlass.Constexpr, norm, dtype: cutlass.Constexpr, parts: list, rows: tuple, lane, give: cutlass.Constexpr):
+    "Codes of each part by rows, to give(part, codes), which may be called twice; `rows` is what `row_codes` gave."
     word, factors, ordinary = rows
-    for p, d in enumerate(parts): put_rows(dtype)(fr, times(fr, d, by_rows(factors, p, len(parts))), q[p])
+    each = len(factors) // len(parts)
+    for p, d in enumerate(parts): give(p, codes_of(fr, d, dtype, True, by_rows(factors[each * p:each * p + each])))
     for _ in cutlass.range(passes(ordinary), unroll=1):
-        if const_expr(dtype.width == 8):
-            words = [[arch.shuffle_sync(word, holder(fr, lane, i, h)) for h in range(2)] for i in range(fr.blocks)]
-            pairs = [[[norm.factors(bytes_of(w, len(factors))[k]) for w in pair] for pair in words] for k in range(len(factors))]
-            both = [[[[f[s] for f in pair] for pair in block] for block in pairs] for s in range(2)]
-        else:
-            both = factors, [[[norm.outer] * 2] * fr.blocks] * len(factors)
-        for p, d in enumerate(parts): put_rows(dtype)(fr, times(fr, d, *(by_rows(f, p, len(parts)) for f in both)), q[p])
+        for p, d in enumerate(parts):
+            give(p, codes_of(fr, d, dtype, True, *rare_rows(fr, norm, word, factors[each * p:each * p + each], each * p, lane)))
 
 
 @cute.jit
-def columns_to_codes(fr: cutlass.Constexpr, norm, dtype: cutlass.Constexpr, parts: list, q: list, columns: Columns, lane, wid):
-    "Codes of the parts by columns."
-    factors, ordinary = column_factors(parts, fr, dtype, lane, wid, columns)
-    for p, d in enumerate(parts): put_columns(dtype)(fr, times(fr, d, by_columns(factors, p)), q[p])
-    for _ in cutlass.range(passes(ordinary), unroll=1):
-        if const_expr(dtype.width == 8):
-            codes = own_columns(parts, fr, dtype, lane, wid, lambda column, w: Int32(columns.codes[w, column]), cutlass.max)
-            pairs = [[[[norm.factors(code) for code in pair] for pair in part] for part in block] for block in codes]
-            both = [[[[[f[s] for f in pair] for pair in part] for part in block] for block in pairs] for s in range(2)]
-        else:
-            both = factors, [[[[norm.outer] * 2] * 4] * len(parts)]
-        for p, d in enumerate(parts): put_columns(dtype)(fr, times(fr, d, *(by_columns(f, p) for f in both)), q[p])
+def columns_to_codes(fr: cutlass.Constexpr, norm, dtype: cutlass.Constexpr, parts: list, columns: Columns, lane, wid, give: cutlass.Constexpr):
+    "Codes of each part by columns, to give(part, codes), which may be called twice."
+    marks = [columns.flags[w] for w in ((wid,) if fr.blocks == 2 else (wid & -2, wid | 1))]
+    for p, d in enumerate(parts): give(p, codes_of(fr, d, dtype, False, by_columns(column_factors(p, fr, dtype, lane, wid, columns))))
+    for _ in cutlass.range(passes((marks[0] & marks[-1]) != 0), unroll=1):
+        for p, d in enumerate(parts): give(p, codes_of(fr, d, dtype, False, *rare_columns(fr, norm, dtype, p, columns, lane, wid)))
 
 
 def passes(ordinary) -> Int32:
@@ -272,22 +253,30 @@ def passes(ordinary) -> Int32:
     return arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[Int32(1) - Int32(ordinary)])
 
 
-def by_rows(factors: list, p: int, parts: int) -> Callable:
-    "The factors of a part's quad (i, j), from those of rows."
-    each = len(factors) // parts
-    return lambda i, j: Quad.rows(*factors[each * p + j * each // 4][i])
+def by_rows(factors: list) -> Callable:
+    "The factors of quad (i, j), from those of a part's blocks of a row, [block][i][h]."
+    return lambda i, j: Quad.rows(*factors[j * len(factors) // 4][i])
 
 
-def by_columns(factors: list, p: int) -> Callable:
-    "The factors of a part's quad (i, j), from those of columns."
-    return lambda i, j: Quad(factors[i % len(factors)][p][j] * 2)
+def by_columns(factors: list) -> Callable:
+    "The factors of quad (i, j), from those of columns, [row block][j][c]."
+    return lambda i, j: Quad(factors[i % len(factors)][j] * 2)
 
 
-def times(fr: Fragment, d, *factors: Callable) -> dict:
-    "Quads (i, j) of d, times their factors."
-    quads = {(i, j): load_quad(d, fr.at(i, j)) for i in range(fr.blocks) for j in range(4)}
-    for f in factors: quads = {at: x * f(*at) for at, x in quads.items()}
-    return quads
+def rare_rows(fr: Fragment, norm, word, factors: list, first: int, lane) -> tuple:
+    "Two factors of quad (i, j), whatever the codes of a row: those of the part from byte `first` of the word on."
+    if isinstance(norm, SecondLevel): return by_rows(factors), lambda i, j: Quad.of(norm.outer)
+    words = [[arch.shuffle_sync(word, holder(fr, lane, i, h)) for h in range(2)] for i in range(fr.blocks)]
+    pairs = [[norm.factors(w >> 8 * first & 255) for w in pair] for pair in words]
+    return tuple(by_rows([[[f[s] for f in pair] for pair in pairs]]) for s in range(2))
+
+
+def rare_columns(fr: Fragment, norm, dtype: type, p: int, columns: Columns, lane, wid) -> tuple:
+    "Two factors of quad (i, j), whatever the codes of a part's columns."
+    if isinstance(norm, SecondLevel): return by_columns(column_factors(p, fr, dtype, lane, wid, columns)), lambda i, j: Quad.of(norm.outer)
+    codes = own_columns(p, fr, dtype, lane, wid, lambda column, w: Int32(columns.codes[w, column]), cutlass.max)
+    pairs = [[[norm.factors(code) for code in pair] for pair in block] for block in codes]
+    return tuple(by_columns([[[f[s] for f in pair] for pair in block] for block in pairs]) for s in range(2))
 
 # %% ../../nbs/kernels/21b_quantise.ipynb #e9f35431
 def sf_place(row, block, rest_k):

@@ -6,10 +6,10 @@
 __all__ = ['STEP', 'Staged', 'StagedResult', 'Pointers', 'Given', 'GivenResult', 'Registers', 'Exchange', 'Way', 'Outputs',
            'Result', 'aligned', 'staging_type', 'staged', 'swizzled', 'epilogue_arguments', 'row_major', 'tile_places',
            'steps_of', 'c_pipeline', 'of_group', 'load_c', 'registers', 'exchange', 'norms_of', 'Tile', 'tile_of',
-           'begin_tile', 'Places', 'pair_places', 'move_pairs', 'take_step', 'give_step', 'give_quantised', 'put_codes',
+           'begin_tile', 'Places', 'pair_places', 'move_pairs', 'take_step', 'give_part', 'give_quantised', 'put_codes',
            'store_codes', 'treat_step', 'send_step', 'finish_tile']
 
-# %% ../../nbs/kernels/21c_steps.ipynb #0a205e74
+# %% ../../nbs/kernels/21c_steps.ipynb #715b6626
 import math
 from collections import namedtuple
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 from .epilogue import Fragment, GeGLU, SwiGLU, fold_columns, fold_rows, folded_column, folded_row, glu_step
 from .fp4 import give_columns, give_rows, piece
-from .quantise import (Columns, block_of, code_registers, columns_to_codes, gathered, norm_of, publish_columns, row_blocks, row_codes,
+from .quantise import (Columns, block_of, columns_to_codes, gathered, norm_of, publish_columns, row_blocks, row_codes,
                                    rows_to_codes, sf_place)
 from .schedule import WorkRing, threads
 
@@ -225,10 +225,10 @@ def load_c(o: cutlass.Constexpr, plan: cutlass.Constexpr, group, ring: WorkRing,
         count += 1
         expert, row, col, end, turn = ring.take(turn)
 
-# %% ../../nbs/kernels/21c_steps.ipynb #957a0de2
-# Fragments of a step, and what lasts for a tile: results ((dgate, dup), (activation,)), float32 where they are still to be quantised; codes of them
-# or None; scales (2, 2, blocks), see `begin_tile`; row_sums (4·blocks), dprob of the tile; sums, 16 column sums of a step, or None; amax (2), or None
-Registers = namedtuple("Registers", "r gate up results codes scales row_sums sums amax")
+# %% ../../nbs/kernels/21c_steps.ipynb #391591fc
+# Fragments of a step, and what lasts for a tile: results ((dgate, dup), (activation,)), float32 where they are still to be quantised;
+# scales (2, 2, blocks), see `begin_tile`; row_sums (4·blocks), dprob of the tile; sums, 16 column sums of a step, or None; amax (2), or None
+Registers = namedtuple("Registers", "r gate up results scales row_sums sums amax")
 
 
 def registers(o: Outputs, fr: Fragment, shape) -> Registers:
@@ -236,9 +236,8 @@ def registers(o: Outputs, fr: Fragment, shape) -> Registers:
     def step(dtype): return cute.make_rmem_tensor(shape, dtype)
     def floats(*size): return cute.make_rmem_tensor(cute.make_layout(size if len(size) > 1 else size[0]), Float32)
     results = [tuple(step(Float32 if w.scaled else w.type) for _ in range(w.parts)) for w in o.results]
-    codes = [tuple(code_registers(fr, w.type) for _ in range(w.parts)) if w.scaled else None for w in o.results]
-    return Registers(step(Float32), step(o.c), step(o.c), results, codes, floats(2, 2, fr.blocks), floats(4 * fr.blocks),
-                     floats(16) if o.dbias else None, floats(2) if o.amax else None)
+    return Registers(step(Float32), step(o.c), step(o.c), results, floats(2, 2, fr.blocks), floats(4 * fr.blocks), floats(16) if o.dbias else None,
+                     floats(2) if o.amax else None)
 
 
 # How four warps move a step in and out: a thread's copies, the TMA stores, the barriers between; `Way` of each result
@@ -334,7 +333,7 @@ def move_pairs(fr: Fragment, places: list, frag, give: bool):
                 if give: places[j // 2][place] = words[k]
                 else: words[k] = places[j // 2][place]
 
-# %% ../../nbs/kernels/21c_steps.ipynb #8248f59e
+# %% ../../nbs/kernels/21c_steps.ipynb #0a80975d
 @cute.jit
 def take_step(ex: Exchange, filled: pipeline.PipelineTmaAsync, regs: Registers, at: cutlass.Constexpr, stage, group):
     "Gate and up of a step into registers; the stage is given back."
@@ -352,24 +351,23 @@ def take_step(ex: Exchange, filled: pipeline.PipelineTmaAsync, regs: Registers, 
     return stage
 
 
-def give_step(way: Way, at: Places, parts: tuple, slot):
-    "The parts of a result, of 8 bits or more, to a slot of shared memory."
-    for p, of in enumerate(parts):
-        if of.element_type.width == 8: move_pairs(at.fr, pair_places(at, way.to, STEP * len(parts), slot)[2 * p:], of, True)
-        else: cute.copy(way.give, way.give.retile(of), way.to[(None, None, None, 0, p, slot)])
+def give_part(way: Way, at: Places, p: int, of, slot):
+    "32 columns of a result, of 8 bits or more, to a slot of shared memory."
+    if of.element_type.width == 8: move_pairs(at.fr, pair_places(at, way.to, STEP * way.result.parts, slot)[2 * p:], of, True)
+    else: cute.copy(way.give, way.give.retile(of), way.to[(None, None, None, 0, p, slot)])
 
-# %% ../../nbs/kernels/21c_steps.ipynb #00a9e67c
-def give_quantised(way: Way, at: Places, norm, parts: tuple, q: tuple, slot):
+# %% ../../nbs/kernels/21c_steps.ipynb #8b23aec1
+def give_quantised(way: Way, at: Places, norm, parts: tuple, slot):
     "Codes by rows and by columns, to the two slots; the lane's codes of a row."
-    form, dtype, columns = (at.fr, norm, way.result.type, parts, q), way.result.type, way.staged.columns
-    def give(by_four, area, to):
-        if dtype.width == 4: by_four(at.fr, at.lane, at.wid, q, area, at.rows, to)
-        else: give_step(way, at, q, to)
+    dtype, columns = way.result.type, way.staged.columns
+    def to(give_four: Callable, area, k: int):
+        def give(p: int, codes):
+            if dtype.width == 4: give_four(at.fr, at.lane, at.wid, codes, p, len(parts), area, at.rows, slot + k)
+            else: give_part(way, at, p, codes, slot + k)
+        return give
     rows = row_codes(parts, at.fr, norm, dtype, at.lane)
-    rows_to_codes(*form, rows, at.lane)
-    give(give_rows, way.staged.rows, slot)
-    columns_to_codes(*form, columns, at.lane, at.wid)
-    give(give_columns, way.staged.cols, slot + 1)
+    rows_to_codes(at.fr, norm, dtype, parts, rows, at.lane, to(give_rows, way.staged.rows, 0))
+    columns_to_codes(at.fr, norm, dtype, parts, columns, at.lane, at.wid, to(give_columns, way.staged.cols, 1))
     return rows[0]
 
 
@@ -394,7 +392,7 @@ def store_codes(discrete: cutlass.Constexpr, way: Way, at: Places, tile: Tile, w
         for i, codes in enumerate(gathered(fr, block, way.staged.columns.codes, tid)):
             put_codes(way.given.sf_col, start + sf_place(columns * step + tid, first + 4 * i, rest), codes, min(4, at.rows // block))
 
-# %% ../../nbs/kernels/21c_steps.ipynb #a7c05db4
+# %% ../../nbs/kernels/21c_steps.ipynb #c64de2c0
 @cute.jit
 def treat_step(o: cutlass.Constexpr, plan: cutlass.Constexpr, group, fr: cutlass.Constexpr, given: Given, shared: Staged,
                regs: Registers, ex: Exchange, filled: pipeline.PipelineTmaAsync, norms, tile: Tile, stage, slot, step, n, tid, wid):
@@ -415,10 +413,10 @@ def treat_step(o: cutlass.Constexpr, plan: cutlass.Constexpr, group, fr: cutlass
     for k, way in enumerate(ex.ways):
         own = way.result.slots * (group * o.d_stages + slot)
         if const_expr(way.result.scaled):
-            word = give_quantised(way, at, norms[k], regs.results[k], regs.codes[k], own)
+            word = give_quantised(way, at, norms[k], regs.results[k], own)
             store_codes(o.discrete_col, way, at, tile, word, step, cute.size(given.prob), n, tid)
         else:
-            give_step(way, at, regs.results[k], own)
+            for p, of in enumerate(regs.results[k]): give_part(way, at, p, of, own)
     if const_expr(o.dbias):
         column = folded_column(lane)
         shared.sums[column, wid, group], shared.sums[column + 1, wid, group] = regs.sums[0], regs.sums[1]

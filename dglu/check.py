@@ -344,7 +344,7 @@ def jobs_for(backend: str | Callable) -> int:
     if backend != "emulate": return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-# %% ../nbs/api/33_check.ipynb #bdbc85a1
+# %% ../nbs/api/33_check.ipynb #d5863779
 def together(cases: list) -> list:  # of lists of indices
     "Cases that differ in nothing that is compiled, in the order of their first ones."
     groups = {}
@@ -354,7 +354,9 @@ def together(cases: list) -> list:  # of lists of indices
     return list(groups.values())
 
 
-def each(function: Callable, cases: list) -> list: return [function(case) for case in cases]
+def each(function: Callable, cases: list) -> list:
+    "A worker's task: the results of some cases."
+    return [function(case) for case in cases]
 
 # %% ../nbs/api/33_check.ipynb #317a2e1c
 def spread(function: Callable,  # Case -> Result; with more than one job a function that can be pickled

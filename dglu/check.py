@@ -49,7 +49,7 @@ def half_step(x: Tensor,  # float64, magnitudes
     exponent = x.clamp(smallest, top).view(torch.int64) & 0x7FF << 52  # alone: 2^floor(log2 x)
     return exponent.view(torch.float64) * (eps / 2)
 
-# %% ../nbs/api/33_check.ipynb #76624f35
+# %% ../nbs/api/33_check.ipynb #615a2438
 def compare(key: str,  # the output's name
             got: Tensor,  # float64, what was stored
             truth: Truth,  # like got
@@ -58,14 +58,15 @@ def compare(key: str,  # the output's name
             rows: int = 128,  # of a block
             ) -> dict:  # key: (relative error, tolerance); "key, outside": (elements, 0)
     "An output against its truth: the worst block of rows, and the elements off by more than one rounding."
-    value, bound, top = truth.value / unit, truth.bound / unit, limits(dtype)[2]
+    value, bound, top = truth.value / unit, truth.bound.masked_fill(truth.value.isinf(), 0) / unit, limits(dtype)[2]
     saturates = dtype in FP8 + FP4
     if saturates: value = value.clamp(-top, top)
     odd = got.isnan() != value.isnan()
     got, value, bound = (x.nan_to_num(0.0, torch.inf, -torch.inf) for x in (got, value, bound))
     allowed = bound + half_step(value.abs() + bound, dtype)
     overflow = (not saturates) & got.isinf() & (got.sign() == value.sign()) & (value.abs() + allowed > top)
-    off = (got - value).abs().masked_fill(overflow, 0).masked_fill(odd, torch.inf)
+    off = (got - value).abs().masked_fill(overflow | (got == value), 0).masked_fill(odd, torch.inf)
+    value, allowed = value.masked_fill(value.isinf(), 0), allowed.masked_fill(value.isinf(), 0)
     return {key: worst_block(*(x * torch.as_tensor(unit).nan_to_num(1.0) for x in (value, off, allowed)), rows),
             f"{key}, outside": (int((off > allowed).sum()), 0)}
 
@@ -90,7 +91,7 @@ def nearest_code(a: Tensor) -> Tensor:  # float64 -> int64
     "E4M3 byte of a scale, rounded to the nearest; 126 (448) for all that is larger, 127 for NaN."
     return raw(a.clamp(max=448).float().to(torch.float8_e4m3fn)).long().masked_fill(a.isnan(), 127)
 
-# %% ../nbs/api/33_check.ipynb #1b087a0a
+# %% ../nbs/api/33_check.ipynb #c9a12035
 ROUNDINGS = 2.0**-22  # four of float32, relative: 4u above
 
 
@@ -98,7 +99,8 @@ def scale_interval(truth: Truth,  # (rows, columns)
                    case: Case, dim: int, norm_const: float) -> tuple[Tensor, Tensor, Tensor]:  # lowest byte, highest byte, whether lost; a block each
     "Which scale bytes a right kernel may store (contract, 'Step 3'; NVFP4)."
     vec, top, code = case.config.sf_vec_size, limits(case.d)[2], nearest_code if case.d in FP4 else scale_code
-    size, spread = (x.unflatten(dim, (-1, vec)) for x in (truth.value.abs(), truth.bound.nan_to_num(torch.inf, torch.inf)))
+    bound = truth.bound.nan_to_num(torch.inf, torch.inf).masked_fill(truth.value.isinf(), 0)
+    size, spread = (x.unflatten(dim, (-1, vec)) for x in (truth.value.abs(), bound))
     lost = size.isnan().any(dim + 1)
     low, high = ((size - spread).nan_to_num(0, torch.inf).clamp(0), (size + spread).nan_to_num(0, torch.inf))
     low, high = (a.amax(dim + 1).masked_fill(lost, torch.nan) * (norm_const / top) for a in (low, high))
@@ -123,10 +125,10 @@ def compare_quantised(names: tuple,  # of the elements and of the scale factors
     return {**compare(names[0], q, truth, case.d, unit=(sf / norm_const).masked_fill(empty | stray, 1)),
             f"{names[1]}, outside": (int(((codes < low) | (codes > high)).sum()), 0)}
 
-# %% ../nbs/api/33_check.ipynb #fac858ad
-def col_codes(case: Case, sf: Tensor, columns: int) -> Tensor:  # (blocks of M, columns) bytes of the experts' rows
-    "Scale factors of columns as a matrix (design page, 'Numerics decisions')."
-    vec, pieces, start = case.config.sf_vec_size, [], 0
+# %% ../nbs/api/33_check.ipynb #1a3de60c
+def col_codes(case: Case, sf: Tensor, columns: int | None = None) -> Tensor:  # (blocks of M, columns) bytes of the experts' rows
+    "Scale factors of columns, of D's if not said otherwise, as a matrix (design page, 'Numerics decisions')."
+    vec, columns, pieces, start = case.config.sf_vec_size, columns or case.columns, [], 0
     if not case.config.discrete_col_sfd: return scale_bytes(sf, columns, case.ends[-1] // vec).T
     for lo, hi in case.bounds:
         rest_k = (hi - lo) // (4 * vec)
@@ -342,7 +344,7 @@ def jobs_for(backend: str | Callable) -> int:
     if backend != "emulate": return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-# %% ../nbs/api/33_check.ipynb #bdbc85a1
+# %% ../nbs/api/33_check.ipynb #d5863779
 def together(cases: list) -> list:  # of lists of indices
     "Cases that differ in nothing that is compiled, in the order of their first ones."
     groups = {}
@@ -352,7 +354,9 @@ def together(cases: list) -> list:  # of lists of indices
     return list(groups.values())
 
 
-def each(function: Callable, cases: list) -> list: return [function(case) for case in cases]
+def each(function: Callable, cases: list) -> list:
+    "A worker's task: the results of some cases."
+    return [function(case) for case in cases]
 
 # %% ../nbs/api/33_check.ipynb #317a2e1c
 def spread(function: Callable,  # Case -> Result; with more than one job a function that can be pickled

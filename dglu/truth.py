@@ -228,7 +228,7 @@ def with_weights(case: Case, t: dict) -> dict:
     if case.sf: t["sfb_ptrs"] = expert_pointers([atoms(s[None].clone()) for s in physical(t.pop("sfb"))])
     return t
 
-# %% ../nbs/spec/05_truth.ipynb #701821ed
+# %% ../nbs/spec/05_truth.ipynb #39ffc1fe
 class Truth(NamedTuple):
     "An exact value, and how far float32 arithmetic may be from it before it rounds to the output's type."
     value: Tensor  # float64
@@ -238,7 +238,7 @@ class Truth(NamedTuple):
 EPILOGUE = 2.0**-19  # epsilon of the epilogue: 32 float32 roundings
 ACCUMULATE = 2.0**-23  # one term of a tensor core's sum
 UNIT = 2.0**-24  # one float32 addition or product
-TINY = 2.0**-126  # what underflow takes from one result, if subnormals become 0
+TINY = 2.0**-149  # step of float32's subnormal numbers: what a rounding, or a cut, costs below 2^-126
 
 
 def row_sum(x: Truth, dim: int, before: Tensor | float = 0.0) -> Truth:
@@ -342,13 +342,13 @@ def derivatives(case: Case, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, T
     if case.config.act_func == "dgeglu": slopes = [slope.masked_fill(x.isnan(), torch.nan) for slope, x in zip(slopes, (gate, up))]
     return act.detach(), *slopes
 
-# %% ../nbs/spec/05_truth.ipynb #abffb53d
+# %% ../nbs/spec/05_truth.ipynb #eb56001f
 def interleaved(halves: Tensor) -> Tensor:  # (m, 2N) -> (m, 2N)
     "Concatenated gate and up to alternating blocks of 32."
     return halves.unflatten(1, (2, -1, 32)).transpose(1, 2).flatten(1)
 
 
-def dglu_truth(case: Case, r: Truth, c: Tensor, beta: Tensor, prob: Tensor, tiny: float | Tensor = TINY) -> dict:
+def dglu_truth(case: Case, r: Truth, c: Tensor, beta: Tensor, prob: Tensor, tiny: float | Tensor = 0.0) -> dict:
     "D, the terms of dprob, and prob·act of one expert's rows (contract, 'Step 2'); `tiny` is lost to underflow."
     config = case.config
     as_saved = case.family == "blockscaled" and config.act_func == "dgeglu"  # no beta there
@@ -361,10 +361,10 @@ def dglu_truth(case: Case, r: Truth, c: Tensor, beta: Tensor, prob: Tensor, tiny
     value = torch.cat([r.value * by_gate, r.value * by_up], 1)
     bound = torch.cat([slope.abs() * r.bound + noise * f for slope, f in zip((by_gate, by_up), more)], 1)
     d = Truth(interleaved(prob * value), interleaved(prob * bound) + TINY)
-    dprob, act = Truth(r.value * act, act.abs() * r.bound + noise), Truth(prob * act, (EPILOGUE * prob + TINY) * size)
+    dprob, act = Truth(r.value * act, act.abs() * r.bound + noise), Truth(prob * act, (EPILOGUE * prob + 32 * TINY) * size)
     return {"d": d, "dprob": dprob, "act": act}
 
-# %% ../nbs/spec/05_truth.ipynb #4193bc4b
+# %% ../nbs/spec/05_truth.ipynb #2fb2f51f
 def dsrelu_truth(case: Case, g: Truth, c: Tensor, prob: Tensor) -> dict:
     "D, the terms of dprob, and prob·relu² of one expert's rows (dsReLU contract, 'Equations')."
     exact = Truth(c, torch.zeros_like(c))
@@ -373,7 +373,7 @@ def dsrelu_truth(case: Case, g: Truth, c: Tensor, prob: Tensor) -> dict:
     square = leaf.relu() ** 2
     (slope,) = torch.autograd.grad(square.sum(), leaf)
     square, moved = square.detach(), slope * pre.bound + pre.bound**2
-    def rounded(value, bound): return Truth(value, bound + EPILOGUE * value.abs() + TINY * (1 + grad.value.abs()) * (1 + slope))
+    def rounded(value, bound): return Truth(value, bound + EPILOGUE * value.abs() + 32 * TINY * (1 + grad.value.abs()) * (1 + slope))
     return {"d": rounded(prob * grad.value * slope, prob * (2 * grad.value.abs() * pre.bound + slope * grad.bound)),
             "dprob": rounded(grad.value * square, grad.value.abs() * moved + square * grad.bound),
             "act": rounded(prob * square, prob * moved)}
@@ -386,7 +386,7 @@ def after_op(d: Truth, op: str | None) -> Truth:
     value, low, high = f(d.value), f(d.value - d.bound), f(d.value + d.bound)
     return Truth(value, torch.maximum(high - value, value - low) + 4 * UNIT * high)
 
-# %% ../nbs/spec/05_truth.ipynb #5a65c5bf
+# %% ../nbs/spec/05_truth.ipynb #56ebb43b
 def expert_truth(case: Case, t: dict, e: int, rows: slice) -> dict:
     "D, terms of dprob and prob·act of one expert's rows (contract, Steps 1 and 2)."
     a, b = operand(t["a"][rows, :, 0], t.get("sfa"), case, rows.start), weights_of(case, t, e)
@@ -395,7 +395,7 @@ def expert_truth(case: Case, t: dict, e: int, rows: slice) -> dict:
     r = Truth(scale * (a @ b.T), case.k * scale.abs() * (ACCUMULATE * (a.abs() @ b.abs().T) + TINY))
     prob = t["prob"][rows, :, 0].double() if case.prob else torch.ones_like(c[:, :1])
     if case.is_dsrelu: return dsrelu_truth(case, r, c, prob)
-    out = dglu_truth(case, r, c, t["beta"][e], prob, TINY * (1 + scale))
+    out = dglu_truth(case, r, c, t["beta"][e], prob, 32 * TINY * (1 + scale))
     return out | {"d": after_op(out["d"], case.config.epilogue_op)}
 
 

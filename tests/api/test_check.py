@@ -10,12 +10,17 @@ from dglu import api
 from dglu.check import (
     CASES,
     FAULTS,
+    FP4_D,
+    MXFP4,
+    MXFP8,
+    NVFP4,
     Result,
     compare,
     compare_quantised,
     execute,
     half_step,
     jobs_for,
+    judge,
     nearest_code,
     random_case,
     run_case,
@@ -23,10 +28,11 @@ from dglu.check import (
     scale_code,
     shows,
     spread,
+    variants,
 )
 from dglu.contract import FP4, FP8, HALF, QUANTISED, WIDE, Config
 from dglu.quant import E2M1, E4M3, E8M0, quantize
-from dglu.truth import Case, Truth, make_tensors, numbers
+from dglu.truth import Case, Truth, make_tensors, numbers, oracle, physical, raw
 
 EVERY = [case for family in CASES.values() for case in family]
 
@@ -148,6 +154,16 @@ def outside(got, truth, dtype): return compare("x", torch.tensor([got]).double()
 def test_one_rounding_and_no_more(dtype, got, want, count): assert outside((got,), exact(want), dtype) == count
 
 
+@pytest.mark.parametrize("dtype, good, bad", [(torch.bfloat16, torch.inf, 3e38), (torch.float32, torch.inf, torch.nan), (torch.float32, torch.inf, -torch.inf),
+                                             (torch.float8_e4m3fn, 448.0, 416.0), (torch.uint8, 6.0, 4.0)])
+def test_an_infinity_has_no_bound(dtype, good, bad):
+    "An uncertain infinity is one all the same, and what stands beside it is measured."
+    truth = Truth(torch.tensor([[torch.inf, 1.0]]).double(), torch.tensor([[torch.inf, 0.0]]).double())
+    (error, limit), (count, _) = compare("x", torch.tensor([[good, 1.0]]).double(), truth, dtype).values()
+    assert error == count == 0 and 0 < limit < 1
+    assert outside((bad, 1.0), truth, dtype) == 1 and outside((good, 3.0), truth, dtype) == 1
+
+
 def test_the_worst_block_is_reported():
     x = torch.ones(512, 8).double()
     got = x.clone()
@@ -239,6 +255,70 @@ def test_progress_hears_of_every_case_of_the_family():
     results = run_cases("reference", "dsrelu", seen.append)
     assert seen == results and [r.case for r in results] == list(CASES["dsrelu"])
     assert all(r.ok and r.seconds > 0 for r in results)
+
+
+# The truth at the ends of float32 -------------------------------------------------------------------------------------------
+
+def judged_with(case, change):
+    "The reference on a case whose inputs a function has edited: the names of what failed, and the tensors."
+    t = make_tensors(case)
+    change(t)
+    truth = oracle(case, t)
+    execute(case, t, "reference")
+    return [key for key, (error, limit) in judge(case, t, truth).items() if not error <= limit], t
+
+
+def tiny(t):
+    "Products below float32's normal numbers."
+    for key in ("sfa", "sfb"): raw(physical(t[key]))[:] = 0x46  # 2^-57
+    for key in "ab": t[key].copy_((t[key].float() * 2.0**-8).to(t[key].dtype))
+
+
+def test_underflow_is_within_its_bound():
+    "Beside numbers of 1e-42, whose float32 has two digits; the bound is no blank cheque: half of them missing is seen."
+    case = replace(MXFP8[0], d=torch.float8_e4m3fn, outputs=("d_col",))
+    wide = replace(MXFP4[0], d=torch.float32, k=64, outputs=())
+    for c in (case, MXFP8[0], wide):
+        failed, t = judged_with(c, tiny if c.ab in FP8 else lambda t: [raw(physical(t[key]))[:].fill_(0x38) for key in ("sfa", "sfb")])
+        assert not failed, failed
+    truth = oracle(wide, t)
+    live = t["d_row"][:wide.ends[-1], :, 0].double()
+    assert 0 < live.abs().max() < 2.0**-120
+    t["d_row"][:128] = 0
+    assert not all(error <= limit for error, limit in judge(wide, t, truth).values())
+
+
+C_VALUES = (torch.nan, torch.inf, -torch.inf)
+GATE, UP = 5, 37  # columns of one pair
+
+
+@pytest.mark.parametrize("base", [MXFP8[0], NVFP4[0], FP4_D, replace(NVFP4[0], d=torch.float32, outputs=("dbias",))], ids=["mxfp8", "nvfp4", "fp4 D", "f32 D"])
+@pytest.mark.parametrize("act, at, value", [("dswiglu", GATE, torch.nan), *(("dswiglu", UP, v) for v in C_VALUES), *((a, c, v) for a in ("dgeglu", "dsituglu") for c in (GATE, UP) for v in C_VALUES
+                                             if (a, c, v) != ("dgeglu", GATE, -torch.inf))])  # there the formula has 0·inf, whose limit the reference takes
+def test_nan_and_infinities_of_c(base, act, at, value):
+    "A NaN spoils what reads it and nothing else: the block of up's gradient, under dSwiGLU, is not lost to a NaN of up."
+    def change(t): t["c"][70, at] = value
+    case = variants(base, dict(act_func=act))[0]
+    failed, t = judged_with(case, change)
+    assert not failed, failed
+    if value == value: return
+    lost = oracle(case, t)["d"].value[70].isnan().nonzero().flatten().tolist()
+    assert lost == ([GATE] if (act, at) == ("dswiglu", UP) else [GATE, UP])
+
+
+@pytest.mark.parametrize("value", ["mask", "value"])
+def test_a_nan_of_c_under_both_filters(value):
+    def change(t): t["c"][70, UP], t["c"][71, GATE] = torch.nan, torch.nan
+    failed, t = judged_with(Case(Config(act_func="dgeglu", geglu_filter=value)), change)
+    assert not failed and t["d_row"][70, [GATE, UP], 0].isnan().all() and t["d_row"][71, [GATE, UP], 0].isnan().all()
+
+
+def test_a_bound_that_is_no_number_loses_no_block():
+    x, bound = SAMPLE.clone(), torch.zeros(64, 64).double()
+    bound[3, 5] = torch.nan
+    assert judged(x, NV, bound=bound) == judged(x, MX, bound=bound) == [0, 0]
+    def hidden(q, sf): q[3, 40] *= 2
+    assert judged(x, MX, bound=bound, change=hidden) == [1, 0]  # the block beside it is judged
 
 
 # In several processes ---------------------------------------------------------------------------------------------------

@@ -153,20 +153,23 @@ def check(backend: str = typer.Option("reference", help="sm100, sm90, emulate, r
               + (f"; it has no kernel yet for {without} more" if without else ""))
     if failed or not done: raise typer.Exit(1)
 
-# %% ../nbs/api/35_cli.ipynb #d954fcb1
+# %% ../nbs/api/35_cli.ipynb #68a4a515
 def combinations(weights, b_major, act_func, dbias, schedule, c, d, operands) -> list:  # of dglu.contract.Problem
     "The problems that a command line asks for; dGeGLU on BF16 with both of its filters. MXFP8 has FP8 D, whatever `d` says of the others."
     from dglu.contract import Config
     from dglu.host import OPERANDS, stand_in
     import torch
-    types = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
-    def d_types(form): return [torch.float8_e4m3fn] if form == "mxfp8" else [types[x] for x in d]
+    c_types = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+    types = c_types | {"fp4": torch.uint8}
+    def d_types(form): return [torch.float8_e4m3fn] if form == "mxfp8" else [types[x] for x in d if x != "fp4" or form == "nvfp4"]
     for name, given, allowed in (("weights", weights, ("dense", "discrete")), ("b-major", b_major, ("k", "n")),
                                  ("act", act_func, ("dswiglu", "dgeglu", "dsituglu")), ("operands", operands, OPERANDS),
                                  ("dbias", dbias, ("with", "without")),
-                                 ("schedule", schedule, ("static", "dynamic")), ("c", c, types), ("d", d, types)):
+                                 ("schedule", schedule, ("static", "dynamic")), ("c", c, c_types), ("d", d, types)):
         for x in given:
             if x not in allowed: stop(f"{name} = {x!r}: must be one of {', '.join(map(repr, allowed))}. Leave it out for the default.", 2)
+    if "fp4" in d and "nvfp4" not in operands: 
+        stop("d = 'fp4': must be bf16, f16 or f32 unless the operands are NVFP4. Add --operands nvfp4.", 2)
     acts = [(form, a, f) for form in operands for a in act_func if form != "bf16" or a != "dsituglu"
             for f in (("value", "mask") if (form, a) == ("bf16", "dgeglu") else (None,))]
     return [stand_in(Config(act_func=a, geglu_filter=f, b_major="k" if form.endswith("4") else major, use_dynamic_sched=order == "dynamic"), w,
@@ -183,7 +186,7 @@ def compile_kernels(arch: str = typer.Option("sm_100a", help="sm_100a, sm_103a; 
                     dbias: list[str] = typer.Option(["with", "without"], help="A bias gradient: with, without."),
                     schedule: list[str] = typer.Option(["static"], help="static, or dynamic: tiles handed out by the chip."),
                     c: list[str] = typer.Option(["bf16"], help="Type of C: bf16, f16, f32."),
-                    d: list[str] = typer.Option(["bf16"], help="Type of D: bf16, f16, f32.")):
+                    d: list[str] = typer.Option(["bf16"], help="Type of D: bf16, f16, f32; fp4 with nvfp4.")):
     "Compile SM100 kernels into the cache, on any machine."
     if arch not in ("sm_100a", "sm_103a", "sm_107a"):
         stop(f"arch = {arch!r}: must be 'sm_100a', 'sm_103a' or 'sm_107a'. Other chips compile at their first call.", 2)

@@ -153,7 +153,7 @@ def check(backend: str = typer.Option("reference", help="sm100, sm90, emulate, r
               + (f"; it has no kernel yet for {without} more" if without else ""))
     if failed or not done: raise typer.Exit(1)
 
-# %% ../nbs/api/35_cli.ipynb #68a4a515
+# %% ../nbs/api/35_cli.ipynb #e7bcb563
 def combinations(weights, b_major, act_func, dbias, schedule, c, d, operands) -> list:  # of dglu.contract.Problem
     "The problems that a command line asks for; dGeGLU on BF16 with both of its filters. MXFP8 has FP8 D, whatever `d` says of the others."
     from dglu.contract import Config
@@ -168,7 +168,7 @@ def combinations(weights, b_major, act_func, dbias, schedule, c, d, operands) ->
                                  ("schedule", schedule, ("static", "dynamic")), ("c", c, c_types), ("d", d, types)):
         for x in given:
             if x not in allowed: stop(f"{name} = {x!r}: must be one of {', '.join(map(repr, allowed))}. Leave it out for the default.", 2)
-    if "fp4" in d and "nvfp4" not in operands: 
+    if "fp4" in d and "nvfp4" not in operands:
         stop("d = 'fp4': must be bf16, f16 or f32 unless the operands are NVFP4. Add --operands nvfp4.", 2)
     acts = [(form, a, f) for form in operands for a in act_func if form != "bf16" or a != "dsituglu"
             for f in (("value", "mask") if (form, a) == ("bf16", "dgeglu") else (None,))]

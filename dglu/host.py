@@ -9,7 +9,7 @@ __all__ = ['CAPABILITY', 'NAME', 'TENSORS', 'DISCRETE', 'SCRATCH', 'SIZES', 'OPE
            'precompile', 'Scratch', 'Launcher', 'resident_clusters', 'grid_of', 'emulated', 'on_device', 'stream_of',
            'KernelOp', 'check_padding', 'compile_problem']
 
-# %% ../nbs/kernels/24_host.ipynb #4ce13b59
+# %% ../nbs/kernels/24_host.ipynb #343cd301
 import ctypes
 import hashlib
 import os
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from . import reference
 from .quant import to_values, unpack_sf
-from .contract import FP4, FP8, HALF, Config, NoKernel, Problem, cluster_of, fail
+from .contract import FP4, FP8, Config, NoKernel, Problem, cluster_of, fail
 
 # %% ../nbs/kernels/24_host.ipynb #c7169fad
 CAPABILITY = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a", (10, 7): "sm_107a"}
@@ -181,7 +181,7 @@ def kernel(arch: str, plan, outputs, emulated: bool):
         warnings.warn(f"the compiled kernel could not be kept in {file.parent} ({e}). Set DGLU_CACHE to a folder that can be written.", stacklevel=2)
     return compiled
 
-# %% ../nbs/kernels/24_host.ipynb #c2b2d27e
+# %% ../nbs/kernels/24_host.ipynb #7fbf59af
 OPERANDS = {"bf16": (torch.bfloat16, None, 16, ()),  # types of A and B and of their scale factors, block, what the wrapper gives beside D
             "mxfp8": (torch.float8_e4m3fn, torch.float8_e8m0fnu, 32, ("d_col", "sfd")),
             "mxfp4": (torch.uint8, torch.float8_e8m0fnu, 32, ("amax",)), "nvfp4": (torch.uint8, torch.float8_e4m3fn, 16, ("amax",))}
@@ -191,8 +191,8 @@ def stand_in(config: Config, weights: str = "dense", c: torch.dtype = torch.bflo
              outputs: tuple = (), activation: torch.dtype | None = None, operands: str = "bf16") -> Problem:
     "A problem with these choices and no particular size: sizes are not compiled."
     ab, sf, vec, more = OPERANDS[operands]
-    if d in FP4: more = ("d_col", "sfd", "amax")
-    has = frozenset(("d_row", "dprob", *outputs, *(x for x in more if x != "amax" or d in (*HALF, *FP4)), *(("activation_out",) if activation else ())))
+    more = ("d_col", "sfd", "amax") if d in FP4 else () if d == torch.float32 else more
+    has = frozenset(("d_row", "dprob", *outputs, *more, *(("activation_out",) if activation else ())))
     config, family = replace(config, sf_vec_size=vec), "blockscaled" if sf else "bf16"
     return Problem(config, family, weights, 0, 64, 64, 1, ab, c, d, sf, config.b_major, has, True, torch.device("cuda", 0), activation)
 

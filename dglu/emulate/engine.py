@@ -24,9 +24,10 @@ from .warp import Split, Warp, full, run_warp, wake
 # %% ../../nbs/machine/21c_engine.ipynb #672607d3
 LEAVE = []          # checks of a CTA that exits: f(engine, cta), added by the pages on memory engines
 
-# %% ../../nbs/machine/21c_engine.ipynb #d05ac1dc
+# %% ../../nbs/machine/21c_engine.ipynb #f9f2e465
 class Engine:
     "Runs kernels. `order` is eager or adversarial; `races` tracks happens-before."
+    patience = 2000  # turns of warps that run without progress until that is a livelock; 50 times as many in adversarial order
 
     def __init__(self, order: str = "eager", seed: int = 0, checks: bool = True, races: bool | None = None, sms: int = 148, discover=lambda: (),
                  timeline: bool = False, strict: bool = False):
@@ -197,7 +198,7 @@ def finish_warp(e: Engine, w):
     count_warp(e, w)
     w.cta.retired(w)
 
-# %% ../../nbs/machine/21c_engine.ipynb #efb81a17
+# %% ../../nbs/machine/21c_engine.ipynb #d8dbfafc
 def loop(e: Engine, kernel: Kernel, launch: Launch):
     "The scheduler."
     stalls, seen, spins = 0, -1, 0
@@ -210,7 +211,7 @@ def loop(e: Engine, kernel: Kernel, launch: Launch):
         if e.queue:
             step(e, chaos)
             spins = spins + 1 if e.progress == seen else 0
-            if spins > (2000 if chaos is None else 100000):
+            if spins > e.patience * (1 if chaos is None else 50):
                 raise Fault("livelock", "warps run in circles:\n" + who_waits(e))
             if e.progress != seen:
                 seen, stalls = e.progress, 0

@@ -28,7 +28,7 @@ def nv(act=SwiGLU(), **more):
 
 # name: plan, outputs, slots an element of R that are allowed
 SHIPPED = {
-    "swiglu": (Plan(), Outputs(dbias=True), 17.5),
+    "swiglu": (Plan(), Outputs(dbias=True), 18),
     "swiglu, no dbias": (Plan(), Outputs(), 15),
     "swiglu, everything": (Plan(discrete=True, dynamic=True, b_major="n"), Outputs(deterministic=True, **FULL), 20.5),
     "swiglu, one CTA, f16": (BARE, Outputs(c=Float16, d=Float16, dbias=True), 18),
@@ -64,7 +64,7 @@ def test_no_spills(name):
     print(f"{name}: {c.registers} registers, {c.slots:.2f} slots, {c.mufu} MUFU, {c.ptx:.1f} PTX instructions an element")
     assert c.spills == 0 and c.frame == 0, f"{name}: {c.spills} spill instructions, {c.frame} bytes of stack"
     assert c.registers <= 255 and c.shared <= SMEM_BYTES and c.stages >= 2
-    assert c.slots <= most and c.mufu == (3.5 if "situ" in name else 1.5)
+    assert c.slots <= most and c.mufu == (3.5 if "situ" in name else 2)
     assert c.rare == 2 * name.startswith("mxfp8"), "a rare way of quantising is not jumped over"
     assert abs(sum(c.parts.values()) - c.slots) < 1e-9
 

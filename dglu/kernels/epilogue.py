@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LOG2E', 'LOWEST', 'FAR', 'TANH', 'Fragment', 'Quad', 'load_quad', 'eight_bits', 'store_quad', 'exp2', 'sigmoid',
-           'between_rows', 'load_gate', 'bounded', 'SwiGLU', 'clamped', 'kept', 'GeGLU', 'decay', 'reciprocal', 'tanh',
-           'SiTU', 'gate_of', 'glu_step', 'after', 'largest', 'add_columns', 'added', 'fold', 'fold_rows',
+           'between_rows', 'load_gate', 'bounded', 'Gated', 'SwiGLU', 'clamped', 'kept', 'GeGLU', 'series', 'SiTU',
+           'decay', 'gate_of', 'glu_step', 'after', 'largest', 'add_columns', 'added', 'fold', 'fold_rows',
            'folded_column', 'fold_columns', 'folded_row', 'sum_dbias', 'sum_dprob', 'clear_amax', 'write_end']
 
 # %% ../../nbs/kernels/21_epilogue.ipynb #f73706b8
@@ -117,7 +117,7 @@ def between_rows(op: Callable, scalar: Callable, q: Quad) -> tuple:
     "An operation on the two rows of a quad: one result a column."
     return op(q.v[:2], q.v[2:]) if Quad.packed else (scalar(q.v[0], q.v[2]), scalar(q.v[1], q.v[3]))
 
-# %% ../../nbs/kernels/21_epilogue.ipynb #7f29fbf5
+# %% ../../nbs/kernels/21_epilogue.ipynb #4be06d15
 LOWEST = -(2.0**100)  # in BF16 0xf180
 FAR = 64.0            # where e^-x is 0 beside 1, also times x
 
@@ -137,10 +137,20 @@ def bounded(x: Quad, bound) -> Quad:
     return x.each(lambda v: arch.fmin(v, Float32(bound), abs=True, nan=True))
 
 
+class Gated:
+    "What `glu_step` asks of an activation."
+    linear = False  # F and U come without their factor beta, which joins the row's
+    cut = True      # gates come through load_gate
+
+    def both(self, g: Quad, u: Quad, beta) -> tuple:
+        "(F, F'), (U, U')."
+        return self.gate(g, beta), self.up(u, beta)
+
+
 @dataclass(frozen=True)
-class SwiGLU:
+class SwiGLU(Gated):
     "F = g·σ(g), U = u (contract, 'dSwiGLU')."
-    linear = True  # F and U come without their factor beta, which joins the row's
+    linear = True
 
     def gate(self, g: Quad, beta) -> tuple[Quad, Quad]:
         "F/beta and F'."
@@ -152,7 +162,7 @@ class SwiGLU:
         "U/beta, and None for U' = 1."
         return u, None
 
-# %% ../../nbs/kernels/21_epilogue.ipynb #c09868ce
+# %% ../../nbs/kernels/21_epilogue.ipynb #3695beed
 def clamped(u: Quad, low: float, high: float) -> Quad:
     "u between bounds; a NaN stays."
     if low == -high and high > 0: return bounded(u, high)
@@ -165,14 +175,13 @@ def kept(x: Quad, clamp: Quad) -> Quad:
 
 
 @dataclass(frozen=True)
-class GeGLU:
+class GeGLU(Gated):
     "F = x·σ(alpha·x) of the clamped gate, U = clamp(u) + offset (contract, 'dGeGLU')."
     alpha: float = 1.702
     clamp_max: float = 7.0
     clamp_min: float = -7.0
     offset: float = 1.0
     filter: str = "mask"  # or "value": see the contract's BF16 page
-    linear = False
 
     def gate(self, g: Quad, beta) -> tuple[Quad, Quad]:
         "F and F'."
@@ -192,51 +201,44 @@ class GeGLU:
         if self.filter == "value": return x + self.offset, keep * x
         return x + self.offset, x.fma(0.0, keep) if finite else keep + bounded(x, 0.0)  # 0, or NaN for a NaN
 
-# %% ../../nbs/kernels/21_epilogue.ipynb #b73a169a
-TANH = (0.99999998675739, -0.33333067944422, 0.13324750504778, -0.05298423882761, 0.01713134442891)  # tanh(x)/x in powers of x², below 1/2
+# %% ../../nbs/kernels/21_epilogue.ipynb #be03e4ec
+TANH = ((0.99999985436, 0.12925661464, 0.0029510221978, 1.1428407351e-05),  # P and Q in powers of x², |x| ≤ 8
+        (1.0, 0.46258877052, 0.023815547567, 0.00023866895081, 2.4592059239e-07))
 
 
-def decay(x: Quad, bound: float = 60.0, nan: bool = False) -> Quad:
-    "2^x, at most 2^bound; a NaN becomes the bound unless it is to stay."
-    return exp2(x.each(lambda y: arch.fmin(y, Float32(bound), nan=nan)))
+def series(z: Quad, coefficients) -> Quad:
+    "A polynomial in z, the constant first."
+    y = Quad.of(coefficients[-1])
+    for c in coefficients[-2::-1]: y = y.fma(z, c)
+    return y
 
-
-def reciprocal(a: Quad) -> Quad:
-    "1/a for 1 ≤ a < 2^63: two `rcp`, each shared by two rows."
-    r = [arch.rcp_approx(p) for p in between_rows(arch.mul_packed_f32x2, lambda x, y: x * y, a)]
-    return a.swapped() * Quad((*r, *r))
-
-
-def tanh(x: Quad) -> Quad:
-    "Hyperbolic tangent, to a few ulp at every x; a NaN stays in its own element."
-    e = decay(x * (-2 * LOG2E))
-    small, square = Quad.of(TANH[-1]), x * x
-    for c in TANH[-2::-1]: small = small.fma(square, c)
-    return (x * small).each(lambda a, y, z: select_(arch.fmax(z, -z) >= 0.5, y, a), (1.0 - e) * reciprocal(e + 1.0), x)
-
-
+# %% ../../nbs/kernels/21_epilogue.ipynb #49c64d2c
 @dataclass(frozen=True)
-class SiTU:
+class SiTU(Gated):
     "F = β1·tanh(g/β1)·σ(g), U = β2·tanh(u/β2) (contract, 'dSiTU-GLU')."
-    beta1: float = 4.0
-    beta2: float = 25.0
-    linear = False
+    beta1: float = 4.0   # beyond 2^-60: 1/β1² is a float32
+    beta2: float = 25.0  # likewise
+    cut = False
 
-    def gate(self, g: Quad, beta) -> tuple[Quad, Quad]:
-        "F and F'."
-        g = g * beta
-        e = decay(g * (-2 * LOG2E / self.beta1), 30.0, nan=True)
-        inverse = e * e if self.beta1 == 4 else decay(g * -LOG2E, nan=True)  # e^-g
-        a, b = e + 1.0, inverse + 1.0
-        r = (a * b).each(arch.rcp_approx)
-        t, s = (1.0 - e) * (b * r), a * r
-        bent = t * self.beta1
-        return bent * s, bent.fma(inverse * s, t.fma(t * -1.0, 1.0)) * s
+    def both(self, g: Quad, u: Quad, beta) -> tuple:
+        "(F, F'), (U, U')."
+        b1, b2 = self.beta1, self.beta2
+        e = decay(g * (beta * (-2 * LOG2E / b1)), 30.0)
+        a, b = e + 1.0, e.fma(e, 1.0) if b1 == 4 else decay(g * (beta * -LOG2E), 60.0) + 1.0
+        x = bounded(u * (beta * (1 / b2)), 8.0)
+        z, (up, down) = x * x, TANH
+        p, q = x * series(z, [b2 * c for c in up]), series(z, down)
+        ab = a * b
+        r = (ab * q).each(arch.rcp_approx)
+        v, r = p * (r * ab), r * q                  # r: 1/(ab)
+        t, s = e.fma(-b1, b1) * (b * r), a * r
+        f = t * s
+        return (f, f.fma(t.fma(-1 / b1**2, 1.0 - s), s)), (v, v.fma(v * (-1 / b2**2), 1.0))
 
-    def up(self, u: Quad, beta) -> tuple[Quad, Quad]:
-        "U and U'."
-        t = tanh(u * (beta * (1 / self.beta2)))
-        return t * self.beta2, t.fma(t * -1.0, 1.0)
+
+def decay(x: Quad, bound: float) -> Quad:
+    "2^x, at most 2^bound; a NaN stays."
+    return exp2(x.each(lambda y: arch.fmin(y, Float32(bound), nan=True)))
 
 # %% ../../nbs/kernels/21_epilogue.ipynb #da3159bc
 def gate_of(activation: Activation):
@@ -246,9 +248,9 @@ def gate_of(activation: Activation):
     if a.act_func == "dgeglu": return GeGLU(a.alpha, a.clamp_max, a.clamp_min, a.offset, a.filter)
     return SiTU(a.beta1, a.beta2)
 
-# %% ../../nbs/kernels/21_epilogue.ipynb #7412bd6a
+# %% ../../nbs/kernels/21_epilogue.ipynb #b481ecd3
 @cute.jit
-def glu_step(act: cutlass.Constexpr,  # SwiGLU, GeGLU
+def glu_step(act: cutlass.Constexpr,  # SwiGLU, GeGLU, SiTU
              fr: cutlass.Constexpr,   # Fragment
              r, gate, up,             # fragments of 32 columns: float32; C's type
              dgate, dup,              # D's type: written
@@ -265,7 +267,8 @@ def glu_step(act: cutlass.Constexpr,  # SwiGLU, GeGLU
         for i in range_constexpr(fr.blocks):
             k = fr.at(i, j)
             to_d, to_out = [Quad.rows(scales[q, 0, i], scales[q, 1, i]) for q in range(2)]
-            x, (f, df), (v, dv) = load_quad(r, k), act.gate(load_gate(gate, k), beta), act.up(load_quad(up, k), beta)
+            g = load_gate(gate, k) if const_expr(act.cut) else load_quad(gate, k)
+            x, ((f, df), (v, dv)) = load_quad(r, k), act.both(g, load_quad(up, k), beta)
             value, weighted = f * v, x * to_d
             store_quad(dprob, 4 * i, x.fma(value, load_quad(dprob, 4 * i)))
             a, b = [after(op, weighted * q) for q in (f if const_expr(dv is None) else f * dv, v * df)]

@@ -107,9 +107,10 @@ def excused(act, dtype, beta):
 
 def allowed(act, dtype, beta):
     "The epilogue's 32 roundings (the truth page), beside R."
-    gate, up, _ = (x.nan_to_num(0, 0, 0).abs() * abs(beta) for x in odd(dtype))
+    gate, up, _ = (x.abs() * abs(beta) for x in odd(dtype))
     if act.act_func == "dgeglu": gate, up = gate.clamp(max=act.clamp_max), up.clamp(max=max(act.clamp_max, -act.clamp_min))
     if act.act_func == "dsituglu": gate, up = gate.clamp(max=act.beta1), up.clamp(max=act.beta2)
+    gate, up = (x.nan_to_num(0, 0, 0) for x in (gate, up))  # an infinity leaves no room
     more = (1 + gate) * (1 + up) if act.filter == "value" else 1
     return 2.0**-19 * (1 + 1.702 * gate) * (2 + up) * more
 

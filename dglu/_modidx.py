@@ -1291,8 +1291,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/dglu/', 'doc_host': '', 'g
                                        'dglu.kernels.epilogue.Quad.fma': ('kernels/epilogue.html#quad.fma', 'dglu/kernels/epilogue.py'),
                                        'dglu.kernels.epilogue.Quad.of': ('kernels/epilogue.html#quad.of', 'dglu/kernels/epilogue.py'),
                                        'dglu.kernels.epilogue.Quad.rows': ('kernels/epilogue.html#quad.rows', 'dglu/kernels/epilogue.py'),
-                                       'dglu.kernels.epilogue.Quad.swapped': ( 'kernels/epilogue.html#quad.swapped',
-                                                                               'dglu/kernels/epilogue.py'),
                                        'dglu.kernels.epilogue.SiTU': ('kernels/epilogue.html#situ', 'dglu/kernels/epilogue.py'),
                                        'dglu.kernels.epilogue.SiTU.both': ('kernels/epilogue.html#situ.both', 'dglu/kernels/epilogue.py'),
                                        'dglu.kernels.epilogue.SwiGLU': ('kernels/epilogue.html#swiglu', 'dglu/kernels/epilogue.py'),

@@ -41,7 +41,7 @@ class Fragment:
         "First row of a warp's."
         return (32 if self.rows == 16 else 16) * wid
 
-# %% ../../nbs/kernels/21_epilogue.ipynb #9fc39848
+# %% ../../nbs/kernels/21_epilogue.ipynb #53a69b27
 class Quad:
     "Four float32 of a thread: two neighbouring columns of two rows; arithmetic packs each row's two (PTX `.f32x2`)."
     packed = True  # False where the machine has no .f32x2
@@ -66,7 +66,6 @@ class Quad:
     def __rsub__(self, o): return Quad.of(o) - self
     def fma(self, x, y): return self.both(arch.fma_packed_f32x2, lambda a, b, c: a * b + c, x, y)
     def each(self, f: Callable, *others): return Quad(f(*x) for x in zip(self.v, *(o.v for o in others)))
-    def swapped(self): return Quad((*self.v[2:], *self.v[:2]))  # the rows exchanged
 
 # %% ../../nbs/kernels/21_epilogue.ipynb #35e3df81
 def load_quad(frag, k: int) -> Quad:

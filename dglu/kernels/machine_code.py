@@ -137,7 +137,7 @@ def function_info(cubin: bytes) -> dict:  # function: {"registers": …, "frame"
         at += 4 + (size if form == 4 else 0)
     return out
 
-# %% ../../nbs/kernels/25_machine_code.ipynb #606d3eec
+# %% ../../nbs/kernels/25_machine_code.ipynb #e03b7864
 def converts(x: Sass) -> bool:
     "Whether an instruction does nothing but change a type."
     return x.name in ("F2FP", "PRMT", "HADD2") or bool(re.search(r"0x10, RZ|0x10000\b|0xffff0000", x.operands))
@@ -145,7 +145,7 @@ def converts(x: Sass) -> bool:
 
 PARTS: dict[str, Callable] = {  # the first that fits
     "packed float32": lambda x: x.name in ("FMUL2", "FADD2", "FFMA2"),
-    "other float32": lambda x: x.name in ("FADD", "FMUL", "FFMA", "FMNMX", "FMNMX3", "FSET", "FSETP"),
+    "other float32": lambda x: x.name in ("FADD", "FMUL", "FFMA", "FMNMX", "FMNMX3", "HMNMX2", "FSET", "FSETP"),
     "MUFU": lambda x: x.name == "MUFU",
     "conversions": converts,
     "loads and stores": lambda x: x.name in ("LDTM", "LDSM", "STSM", "LDS", "STS", "STG", "LDG", "STL", "LDL", "UTMASTG"),

@@ -247,7 +247,7 @@ def gate_of(activation: Activation):
     if a.act_func == "dgeglu": return GeGLU(a.alpha, a.clamp_max, a.clamp_min, a.offset, a.filter)
     return SiTU(a.beta1, a.beta2)
 
-# %% ../../nbs/kernels/21_epilogue.ipynb #b481ecd3
+# %% ../../nbs/kernels/21_epilogue.ipynb #906412dd
 @cute.jit
 def glu_step(act: cutlass.Constexpr,  # SwiGLU, GeGLU, SiTU
              fr: cutlass.Constexpr,   # Fragment
@@ -255,12 +255,13 @@ def glu_step(act: cutlass.Constexpr,  # SwiGLU, GeGLU, SiTU
              dgate, dup,              # D's type: written
              out,                     # written with prob·act, or None
              scales,                  # (2, 2, blocks): factors of D and of out for each of a thread's rows
-             dprob,                   # float32 (4·blocks): sums of R·F·U are added to it
+             dprob,                   # float32 (2·blocks): sums of R·F·U over a row's columns are added to it
              sums,                    # float32 (16): written with sums over the thread's rows, 8 of dgate and 8 of dup; or None
              beta,                    # scales gate and up; None: 1 (GeGLU, whose contract has none for block-scaled operands)
              op: cutlass.Constexpr = None,  # epilogue_op: acts on each element of D
              amax=None):              # float32 (2): raised to the largest magnitudes of dgate and of dup
     "dgate, dup, prob·act, and the terms of dprob and dbias (contract, 'Step 2')."
+    rows = [Quad((dprob[2 * i], Float32(0.0), dprob[2 * i + 1], Float32(0.0))) for i in range(fr.blocks)]
     for j in range_constexpr(4):
         columns = []
         for i in range_constexpr(fr.blocks):
@@ -269,7 +270,7 @@ def glu_step(act: cutlass.Constexpr,  # SwiGLU, GeGLU, SiTU
             g = load_gate(gate, k) if const_expr(act.cut) else load_quad(gate, k)
             x, ((f, df), (v, dv)) = load_quad(r, k), act.both(g, load_quad(up, k), beta)
             value, weighted = f * v, x * to_d
-            store_quad(dprob, 4 * i, x.fma(value, load_quad(dprob, 4 * i)))
+            rows[i] = x.fma(value, rows[i])
             a, b = [after(op, weighted * q) for q in (f if const_expr(dv is None) else f * dv, v * df)]
             store_quad(dup, k, a)
             store_quad(dgate, k, b)
@@ -280,6 +281,8 @@ def glu_step(act: cutlass.Constexpr,  # SwiGLU, GeGLU, SiTU
             columns.append((b, a))
         if const_expr(sums is not None):
             add_columns(sums, j, columns)
+    for i in range_constexpr(fr.blocks):
+        for h in range_constexpr(2): dprob[2 * i + h] = rows[i].v[2 * h] + rows[i].v[2 * h + 1]
 
 
 def after(op: str | None, d: Quad) -> Quad:
@@ -331,10 +334,9 @@ def folded_column(lane):
     "First of the two columns of the step, gate 0 to 31 and up 32 to 63, whose sums `fold_rows` leaves with a lane."
     return 32 * (lane // 16) + 8 * (lane // 4 % 4) + 2 * (lane % 4)
 
-# %% ../../nbs/kernels/21_epilogue.ipynb #e47adcdd
+# %% ../../nbs/kernels/21_epilogue.ipynb #95f03edc
 def fold_columns(dprob, fr: Fragment, lane):
     "Row sums over the columns: dprob[0] of a lane is then the sum of the row `folded_row`."
-    for n in range(2 * fr.blocks): dprob[n] = dprob[2 * n] + dprob[2 * n + 1]
     fold(dprob, 2 * fr.blocks, (1, 2), lane)
 
 

@@ -273,7 +273,7 @@ def storage_type(plan: Plan, stages: int, ops: Operands, epilogue):
         sfb: aligned(Int16, atoms * -(-plan.tile_n // 128))
     return Storage
 
-# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #38df2e82
+# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #021d3b49
 class GroupedGemm:
     "R[rows of e] = A[rows of e]·B[e]ᵀ for each expert e, each tile of it given to an epilogue."
 
@@ -298,7 +298,8 @@ class GroupedGemm:
                 make_maps(ops.scale_loads[2], cute.make_tensor(sfb, cute.make_layout(experts)), second, SFB.layout, Int16).launch(
                     grid=(experts, 1, 1), block=(32, 1, 1), stream=stream)
         self.kernel(ops.mma, (ops.loads, ops.scale_loads), offsets, maps, extra, n, k, *ops.layouts, ops.vmnk).launch(
-            grid=(plan.cluster[0] * clusters, plan.cluster[1], 1), block=(THREADS, 1, 1), cluster=(*plan.cluster, 1), stream=stream)
+            grid=(plan.cluster[0] * clusters, plan.cluster[1], 1), block=(THREADS, 1, 1), cluster=(*plan.cluster, 1),
+            min_blocks_per_mp=1, stream=stream)  # so that the compiler keeps in 255 registers what it would compute again to need 128
 
     @cute.kernel
     def kernel(self, mma: cute.TiledMma, operands, offsets: cute.Tensor, maps: cute.Tensor, extra, n: Int32, k: Int32,

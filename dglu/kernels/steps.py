@@ -225,9 +225,9 @@ def load_c(o: cutlass.Constexpr, plan: cutlass.Constexpr, group, ring: WorkRing,
         count += 1
         expert, row, col, end, turn = ring.take(turn)
 
-# %% ../../nbs/kernels/21c_steps.ipynb #391591fc
+# %% ../../nbs/kernels/21c_steps.ipynb #fc3c65e0
 # Fragments of a step, and what lasts for a tile: results ((dgate, dup), (activation,)), float32 where they are still to be quantised;
-# scales (2, 2, blocks), see `begin_tile`; row_sums (4·blocks), dprob of the tile; sums, 16 column sums of a step, or None; amax (2), or None
+# scales (2, 2, blocks), see `begin_tile`; row_sums (2·blocks), dprob of the tile; sums, 16 column sums of a step, or None; amax (2), or None
 Registers = namedtuple("Registers", "r gate up results scales row_sums sums amax")
 
 
@@ -236,7 +236,7 @@ def registers(o: Outputs, fr: Fragment, shape) -> Registers:
     def step(dtype): return cute.make_rmem_tensor(shape, dtype)
     def floats(*size): return cute.make_rmem_tensor(cute.make_layout(size if len(size) > 1 else size[0]), Float32)
     results = [tuple(step(Float32 if w.scaled else w.type) for _ in range(w.parts)) for w in o.results]
-    return Registers(step(Float32), step(o.c), step(o.c), results, floats(2, 2, fr.blocks), floats(4 * fr.blocks), floats(16) if o.dbias else None,
+    return Registers(step(Float32), step(o.c), step(o.c), results, floats(2, 2, fr.blocks), floats(2 * fr.blocks), floats(16) if o.dbias else None,
                      floats(2) if o.amax else None)
 
 
@@ -392,7 +392,7 @@ def store_codes(discrete: cutlass.Constexpr, way: Way, at: Places, tile: Tile, w
         for i, codes in enumerate(gathered(fr, block, way.staged.columns.codes, tid)):
             put_codes(way.given.sf_col, start + sf_place(columns * step + tid, first + 4 * i, rest), codes, min(4, at.rows // block))
 
-# %% ../../nbs/kernels/21c_steps.ipynb #c64de2c0
+# %% ../../nbs/kernels/21c_steps.ipynb #dd3698e2
 @cute.jit
 def treat_step(o: cutlass.Constexpr, plan: cutlass.Constexpr, group, fr: cutlass.Constexpr, given: Given, shared: Staged,
                regs: Registers, ex: Exchange, filled: pipeline.PipelineTmaAsync, norms, tile: Tile, stage, slot, step, n, tid, wid):
@@ -410,7 +410,7 @@ def treat_step(o: cutlass.Constexpr, plan: cutlass.Constexpr, group, fr: cutlass
     if wid == 0:
         arch.cp_async_bulk_wait_group(o.d_stages - 1, read=True)
     ex.slot_free.arrive_and_wait()
-    for k, way in enumerate(ex.ways):
+    for k, way in reversed(list(enumerate(ex.ways))):  # the activation first: its registers are free then
         own = way.result.slots * (group * o.d_stages + slot)
         if const_expr(way.result.scaled):
             word = give_quantised(way, at, norms[k], regs.results[k], own)

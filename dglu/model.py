@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['B200', 'B200_FP8', 'B200_FP4', 'SHAPES', 'CTA_ROWS', 'TILE', 'OURS', 'PEER', 'PEER_MXFP8', 'PLAIN', 'BLOCKSCALED',
-           'MXFP8_BYTES', 'NVFP4_BYTES', 'Chip', 'Shape', 'tensor_cycles', 'EpilogueCost', 'epilogue_cycles',
-           'shared_cycles', 'stream_cycles', 'hidden_from', 'Tile', 'tile_order', 'overlapped', 'operand_bytes',
-           'Prediction', 'predict', 'pass_cycles', 'fma_cycles', 'stalled_cycles']
+           'MXFP8_BYTES', 'NVFP4_BYTES', 'NVFP4D_BYTES', 'Chip', 'Shape', 'tensor_cycles', 'EpilogueCost',
+           'epilogue_cycles', 'shared_cycles', 'stream_cycles', 'hidden_from', 'Tile', 'tile_order', 'overlapped',
+           'operand_bytes', 'Prediction', 'predict', 'pass_cycles', 'fma_cycles', 'stalled_cycles']
 
 # %% ../nbs/results/42_blackwell_model.ipynb #6fed8370
 from collections import OrderedDict
@@ -71,7 +71,7 @@ def tensor_cycles(chip: Chip, k: int) -> float:
     "Clocks of a tile's product."
     return 2 * CTA_ROWS * TILE * k / chip.flops_clk
 
-# %% ../nbs/results/42_blackwell_model.ipynb #97e5c64f
+# %% ../nbs/results/42_blackwell_model.ipynb #94cb4c00
 @dataclass(frozen=True)
 class EpilogueCost:
     "What an element of R costs a lane."
@@ -81,7 +81,7 @@ class EpilogueCost:
     fma: float = 0  # results of the float32 units: two for a packed instruction; 0: not counted
 
 
-OURS = EpilogueCost("dglu, BF16 dSwiGLU with dbias", 17.2, 1.5, 14.6)  # counted in SASS, nbs/kernels/25_machine_code
+OURS = EpilogueCost("dglu, BF16 dSwiGLU with dbias", 17.6, 2.0, 13.2)  # counted in SASS, nbs/kernels/25_machine_code
 PEER = EpilogueCost("peer, BF16 dSwiGLU with dbias", 31.5, 2.1)  # counted in PTX
 PEER_MXFP8 = EpilogueCost("peer, MXFP8 dSwiGLU, D twice", 60, 4.2)  # counted in PTX
 PLAIN = EpilogueCost("store R and nothing else", 2, 0)  # assumed
@@ -184,17 +184,19 @@ def predict(shape: Shape, chip: Chip = B200, cost: EpilogueCost = OURS, *, tma: 
     moved = sum(operand_bytes(shape, chip)) + shape.m * shape.n * (shape.c + shape.d)
     return Prediction(shape, {name: x * ms for name, x in walls.items()} | {"HBM": moved / chip.hbm * 1e3}, overlap * ms)
 
-# %% ../nbs/results/42_blackwell_model.ipynb #b3c12fda
+# %% ../nbs/results/42_blackwell_model.ipynb #aea8173d
 BLOCKSCALED = {  # counted in SASS, nbs/kernels/25_machine_code
-    "MXFP8 dSwiGLU": EpilogueCost("dglu, MXFP8 dSwiGLU, D twice", 29.1, 1.5, 16.8),
-    "MXFP8 dSwiGLU, dbias": EpilogueCost("dglu, MXFP8 dSwiGLU, D twice, dbias", 32.7, 1.5, 18.8),
-    "MXFP8 dGeGLU": EpilogueCost("dglu, MXFP8 dGeGLU, D twice", 35.3, 1.5, 20.8),
-    "MXFP8 dSiTU-GLU": EpilogueCost("dglu, MXFP8 dSiTU-GLU, D twice", 47.8, 3.5, 43.8),
-    "NVFP4 dSwiGLU": EpilogueCost("dglu, NVFP4 dSwiGLU, amax, dbias", 19.0, 1.5, 14.6),
-    "NVFP4 dGeGLU": EpilogueCost("dglu, NVFP4 dGeGLU, amax, dbias", 25.0, 1.5, 18.6),
+    "MXFP8 dSwiGLU": EpilogueCost("dglu, MXFP8 dSwiGLU, D twice", 27.7, 2.0, 15.4),
+    "MXFP8 dSwiGLU, dbias": EpilogueCost("dglu, MXFP8 dSwiGLU, D twice, dbias", 30.6, 2.0, 17.4),
+    "MXFP8 dGeGLU": EpilogueCost("dglu, MXFP8 dGeGLU, D twice", 32.8, 2.0, 19.4),
+    "MXFP8 dSiTU-GLU": EpilogueCost("dglu, MXFP8 dSiTU-GLU, D twice", 40.3, 2.0, 39.4),
+    "NVFP4 dSwiGLU": EpilogueCost("dglu, NVFP4 dSwiGLU, amax, dbias", 18.8, 2.0, 13.2),
+    "NVFP4 dGeGLU": EpilogueCost("dglu, NVFP4 dGeGLU, amax, dbias", 23.8, 2.0, 17.2),
+    "NVFP4D dSwiGLU": EpilogueCost("dglu, NVFP4 dSwiGLU, D twice in NVFP4", 36.2, 2.25, 16.9),
 }
 MXFP8_BYTES = dict(ab=33 / 32, c=4, d=4 * 33 / 32)  # C BF16; D a byte, by rows and by columns, with their scale factors
 NVFP4_BYTES = dict(ab=1 / 2 + 1 / 16, c=4, d=4)     # C and D BF16
+NVFP4D_BYTES = NVFP4_BYTES | dict(d=4 * (1 / 2 + 1 / 16))  # D by rows and by columns, with their scale factors
 
 
 def pass_cycles(passes: float, shape: Shape, columns: int = TILE) -> float:

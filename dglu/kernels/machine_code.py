@@ -137,7 +137,7 @@ def function_info(cubin: bytes) -> dict:  # function: {"registers": …, "frame"
         at += 4 + (size if form == 4 else 0)
     return out
 
-# %% ../../nbs/kernels/25_machine_code.ipynb #e03b7864
+# %% ../../nbs/kernels/25_machine_code.ipynb #9b54ccb6
 def converts(x: Sass) -> bool:
     "Whether an instruction does nothing but change a type."
     return x.name in ("F2FP", "PRMT", "HADD2") or bool(re.search(r"0x10, RZ|0x10000\b|0xffff0000", x.operands))
@@ -159,6 +159,7 @@ class Cost:
     "What a configuration costs, counted in its code."
     registers: int   # of a thread
     spills: int      # STL and LDL instructions
+    spills_in_step: int
     frame: int       # bytes of stack
     stages: int      # of A and B
     shared: int      # bytes of a CTA
@@ -177,6 +178,6 @@ def cost(plan: Plan, outputs: Outputs) -> Cost:
     code, labels = instructions(sass)
     (loop, rare), info = step_loop(code, labels), function_info(compiled.cubin)[name]
     parts = Counter(next(part for part, fits in PARTS.items() if fits(x)) for x in loop)
-    spills, each = sum(x.name in ("STL", "LDL") for x in code), {p: parts[p] / STEP for p in PARTS}
-    return Cost(info["registers"], spills, info["frame"], plan.stages(outputs.bytes(CTA_ROWS)), compiled.shared, plan.tmem_columns,
+    spills, each = [sum(x.name in ("STL", "LDL") for x in part) for part in (code, loop)], {p: parts[p] / STEP for p in PARTS}
+    return Cost(info["registers"], *spills, info["frame"], plan.stages(outputs.bytes(CTA_ROWS)), compiled.shared, plan.tmem_columns,
                 len(loop) / STEP, rare, each["MUFU"], len(ptx_loop(compiled.ptx)) / STEP, each)

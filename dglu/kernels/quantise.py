@@ -278,10 +278,10 @@ def rare_columns(fr: Fragment, norm, dtype: type, p: int, columns: Columns, lane
     pairs = [[[norm.factors(code) for code in pair] for pair in block] for block in codes]
     return tuple(by_columns([[[f[s] for f in pair] for pair in block] for block in pairs]) for s in range(2))
 
-# %% ../../nbs/kernels/21b_quantise.ipynb #e9f35431
-def sf_place(row, block, rest_k):
+# %% ../../nbs/kernels/21b_quantise.ipynb #58365097
+def sf_place(row, block, rest_k, first=0):
     "Byte of a scale factor in its atom layout (design page, 'Numerics decisions')."
-    return Int64(row >> 7) * (512 * rest_k) + ((row & 31) * 16 + (row >> 5 & 3) * 4 + (block & 3) + 512 * (block >> 2))
+    return Int64(first + (row >> 7) * rest_k + (block >> 2)) * 512 + ((row & 31) * 16 + (row >> 5 & 3) * 4 + (block & 3))
 
 
 def gathered(fr: Fragment, block: int, codes: cute.Tensor, column) -> list:

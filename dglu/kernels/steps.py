@@ -356,7 +356,7 @@ def give_part(way: Way, at: Places, p: int, of, slot):
     if of.element_type.width == 8: move_pairs(at.fr, pair_places(at, way.to, STEP * way.result.parts, slot)[2 * p:], of, True)
     else: cute.copy(way.give, way.give.retile(of), way.to[(None, None, None, 0, p, slot)])
 
-# %% ../../nbs/kernels/21c_steps.ipynb #8b23aec1
+# %% ../../nbs/kernels/21c_steps.ipynb #89b8a84f
 def give_quantised(way: Way, at: Places, norm, parts: tuple, slot):
     "Codes by rows and by columns, to the two slots; the lane's codes of a row."
     dtype, columns = way.result.type, way.staged.columns
@@ -385,12 +385,12 @@ def store_codes(discrete: cutlass.Constexpr, way: Way, at: Places, tile: Tile, w
     if fr.blocks == 2 or at.lane % 4 < 2:
         put_codes(way.given.sf_row, sf_place(row, columns // block * step, cute.ceil_div(w.parts * n, 4 * block)), word, columns // block)
     if tid < columns:
-        first, rest, start = tile.row // block, m // (4 * block), Int64(0)
+        first, rest, start = tile.row // block, m // (4 * block), Int32(0)
         if const_expr(discrete):
             first, rest = (tile.row - tile.begin) // block, (tile.end - tile.begin) // (4 * block)
-            start = Int64(tile.begin // (4 * block)) * (512 * cute.ceil_div(w.parts * n, 128))
+            start = tile.begin // (4 * block) * cute.ceil_div(w.parts * n, 128)
         for i, codes in enumerate(gathered(fr, block, way.staged.columns.codes, tid)):
-            put_codes(way.given.sf_col, start + sf_place(columns * step + tid, first + 4 * i, rest), codes, min(4, at.rows // block))
+            put_codes(way.given.sf_col, sf_place(columns * step + tid, first + 4 * i, rest, start), codes, min(4, at.rows // block))
 
 # %% ../../nbs/kernels/21c_steps.ipynb #dd3698e2
 @cute.jit

@@ -99,19 +99,20 @@ def emit_tc_commit(g: Gen, ins, m: Mods, pair: bool):
 
 TENSOR.update(cp=emit_tc_cp, commit=emit_tc_commit)
 
-# %% ../../nbs/machine/23b_tensor.ipynb #8e73d9ae
+# %% ../../nbs/machine/23b_tensor.ipynb #f4e4ef33
 def tc_queue(w) -> list:
     "Operations of one thread follow one another: products, copies, commits."
     return w.cta.queues.setdefault(w.index, [])
 
 
 def tc_ticket(w, ins) -> Ticket:
-    "A ticket that also knows the thread's earlier tensor operations."
+    "A ticket that also knows what the thread's earlier tensor operations did: of all of them for a product, of copies alone for a copy."
     t = Ticket(w, ins)
     if w.machine.races:
-        t.know.seen |= w.tensor
-        t.know.proxied |= w.tensor
-        w.tensor |= 1 << t.seg
+        copy = ins.name.startswith("tcgen05.cp")
+        before = w.copies if copy else w.tensor
+        t.know.seen, t.know.proxied, w.tensor = t.know.seen | before, t.know.proxied | before, w.tensor | 1 << t.seg
+        if copy: w.copies |= 1 << t.seg
     return t
 
 # %% ../../nbs/machine/23b_tensor.ipynb #6bda6d02

@@ -17,7 +17,7 @@ from .memory import Knowledge
 from .numbers import f4, i8, u4
 from .translate import CODE, LANES, Gen, Mods, emits, get, lanes, put, runtime
 
-# %% ../../nbs/machine/18_warp.ipynb #fea1a243
+# %% ../../nbs/machine/18_warp.ipynb #c8af6ff6
 BLOCKED, MOVED, DONE = -2, -1, -3        # what a block may return instead of the next block's number
 LANE = np.arange(LANES)
 
@@ -43,7 +43,7 @@ class Warp:
         self.hits = [0] * len(code)
         self.know, self.seg, self.released = Knowledge(), 0, Knowledge()
         self.pending_loads, self.groups, self.carry = [], {}, None
-        self.small, self.small_groups, self.tensor, self.pending_stores, self.alloc = [], [], 0, [], None
+        self.small, self.small_groups, self.tensor, self.copies, self.pending_stores, self.alloc = [], [], 0, 0, [], None
         self.twins = {}
         self.done, self.waits = n == 0, Counter()
         self.local, self.special, self.loads = None, {}, []

@@ -13,8 +13,7 @@ from dglu.emulate import setup
 setup()
 import cutlass.cute as cute
 
-from dglu.emulate import Fault, tensor
-from dglu.emulate.flight import Ticket
+from dglu.emulate import Fault
 from dglu.kernels import formats, product
 from dglu.kernels.formats import Scaled
 from dglu.kernels.mainloop_sm100 import Plan
@@ -74,26 +73,6 @@ def test_adversarial_multicast(seed):
     check(Plan(cluster=(2, 2), discrete=True, scaled=NVFP4), 544, 544, sms=4, order="adversarial", seed=seed)
 
 
-def weaker_ticket(w, ins):
-    """Of what PTX promises: products and copies wait for earlier copies, products for products, but copies for no product.
-
-    The emulator otherwise runs one thread's tensor operations in the order of issue.
-    """
-    t = Ticket(w, ins)
-    copies = weaker_ticket.copies.setdefault(id(w), [0])
-    before = copies[0] if "tcgen05.cp" in t.what() else w.tensor
-    t.know.seen, t.know.proxied, w.tensor = t.know.seen | before, t.know.proxied | before, w.tensor | 1 << t.seg
-    if "tcgen05.cp" in t.what(): copies[0] |= 1 << t.seg
-    return t
-
-
-@pytest.fixture
-def ptx_order(monkeypatch):
-    "An emulator that takes nothing more for granted than the PTX ISA does."
-    weaker_ticket.copies = {}
-    monkeypatch.setattr(tensor, "tc_ticket", weaker_ticket)
-
-
 @pytest.fixture
 def compiled_anew():
     "Kernels of a changed source are not remembered."
@@ -102,12 +81,7 @@ def compiled_anew():
     product.compiled_product.cache_clear()
 
 
-@pytest.mark.parametrize("fmt", ["mxfp8", "nvfp4"])
-def test_slots_need_no_order_beyond_ptx(fmt, ptx_order):
-    check(Plan(scaled=FORMATS[fmt]), 256, 1056, counts=(256,), order="adversarial")
-
-
-def test_a_slot_filled_without_waiting_is_a_race(monkeypatch, ptx_order, compiled_anew):
+def test_a_slot_filled_without_waiting_is_a_race(monkeypatch, compiled_anew):
     def fill(self, slot, stage):
         for copy, source, to in self.copies: cute.copy(copy, source[(None, None, None, None, stage)], to[(None, None, None, None, slot.index)])
     monkeypatch.setattr(ScaleSlots, "fill", fill)

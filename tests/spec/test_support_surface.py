@@ -120,14 +120,14 @@ def test_operands_of_no_family(ab):
 C_TYPES = {BF16: WIDE, E4: (*WIDE, *FP8), E2: (*WIDE, *FP8)}
 
 
-@pytest.mark.parametrize("ab, c", itertools.product(C_TYPES, (*WIDE, *FP8, F64, torch.uint8)), ids=str)
+@pytest.mark.parametrize("ab, c", list(itertools.product(C_TYPES, (*WIDE, *FP8, F64, torch.uint8))), ids=str)
 def test_types_of_c(ab, c):
     call = samples(ab, vec=16 if ab == E2 else 32, c=c)
     if c in C_TYPES[ab]: assert supported(**call)
     else: refused("sample_c.dtype", str(c), " or ".join(map(str, C_TYPES[ab])), **call)
 
 
-@pytest.mark.parametrize("ab, c, packed", itertools.product((E4, E2), (*WIDE, *FP8), (False, True)), ids=str)
+@pytest.mark.parametrize("ab, c, packed", list(itertools.product((E4, E2), (*WIDE, *FP8), (False, True))), ids=str)
 def test_fp8_c_with_vector_f32(ab, c, packed):
     call = samples(ab, vec=16 if ab == E2 else 32, c=c, vector_f32=packed)
     if c in FP8 and packed: refused("vector_f32", "True", "False with an FP8 C", **call)
@@ -160,7 +160,7 @@ def test_types_that_must_agree(key, other):
 
 # Layouts and strides -----------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("ab, major, discrete", itertools.product((BF16, E4, E5, E2, E2X2), "kn", (False, True)), ids=str)
+@pytest.mark.parametrize("ab, major, discrete", list(itertools.product((BF16, E4, E5, E2, E2X2), "kn", (False, True))), ids=str)
 def test_major_of_b(ab, major, discrete):
     call = samples(ab, vec=16 if ab in FP4 else 32, major=major, discrete=discrete)
     if ab in FP4 and major == "n": refused("b_major", "n", "'k' for FP4", **call)
@@ -224,7 +224,7 @@ def test_devices_agree():
 
 # Shapes and divisibility ---------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("ab, n", itertools.product((BF16, E4, E2), (0, 1, 16, 31, 32, 33, 48, 64, 96, 160, 2080)), ids=str)
+@pytest.mark.parametrize("ab, n", list(itertools.product((BF16, E4, E2), (0, 1, 16, 31, 32, 33, 48, 64, 96, 160, 2080))), ids=str)
 def test_n(ab, n):
     call = samples(ab, vec=16 if ab == E2 else 32, n=n)
     if n and n % 32 == 0: assert supported(**call)
@@ -256,7 +256,7 @@ def test_groups(values, i, allowed):
     assert f"padded_offsets[{i}] = {values[i]}" in str(error.value) and allowed in str(error.value)
 
 
-@pytest.mark.parametrize("ab, discrete", itertools.product((BF16, E4, E2), (False, True)), ids=str)
+@pytest.mark.parametrize("ab, discrete", list(itertools.product((BF16, E4, E2), (False, True))), ids=str)
 def test_number_of_experts(ab, discrete):
     vec = 16 if ab == E2 else 32
     for experts in (1, 1024): assert supported(**samples(ab, vec=vec, experts=experts, discrete=discrete))

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['STEP', 'SHIFT', 'SHARED_WINDOW', 'LOCAL_WINDOW', 'SPACES', 'here', 'say', 'aligned', 'place', 'words_of', 'shared_of',
-           'address', 'param_offsets', 'make_symbols', 'special', 'emit_cvta', 'emit_isspacep', 'emit_mapa',
-           'emit_getctarank', 'emit_hint', 'emit_policy']
+           'address', 'param_offsets', 'make_symbols', 'special', 'emit_cvta', 'generic_of_shared', 'emit_isspacep',
+           'emit_mapa', 'emit_getctarank', 'emit_hint', 'emit_policy']
 
 # %% ../../nbs/machine/19_addresses.ipynb #40a31cea
 import numpy as np
@@ -138,7 +138,7 @@ def special(w, name, code: str, plain=RUNTIME["special"]):
         w.special[key] = np.full(LANES, base + name[1], u8).astype(code)
     return w.special[key]
 
-# %% ../../nbs/machine/19_addresses.ipynb #e4ab6f68
+# %% ../../nbs/machine/19_addresses.ipynb #5a93334e
 @emits("cvta")
 def emit_cvta(g: Gen, ins):
     "`cvta{.to}.space.u64`: generic addresses carry their window above bit 55."
@@ -150,6 +150,11 @@ def emit_cvta(g: Gen, ins):
     src = ins.args[1]
     a = get(g, src, "u8") if t == "u64" else g.let(f"{get(g, src, 'u4')}.astype(u8)")
     put(g, ins.args[0], (f"{a} & u8({(1 << 56) - 1})" if to else f"{a} | u8({window})") if window else a, "u8")
+
+
+def generic_of_shared(g: Gen, mem: Op) -> str:
+    "The generic addresses of an operand in shared memory."
+    return g.let(f"{address(g, mem, 'shared')}.astype(u8) | u8({SHARED_WINDOW})")
 
 
 @emits("isspacep")

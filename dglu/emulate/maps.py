@@ -6,11 +6,11 @@
 __all__ = ['Maps', 'maps_of', 'map_place', 'map_shared', 'map_written', 'map_replace', 'map_copy', 'emit_tensormap',
            'map_release', 'map_acquire', 'emit_any_fence', 'use_map']
 
-# %% ../../nbs/machine/20c_maps.ipynb #4443d5b1
+# %% ../../nbs/machine/20c_maps.ipynb #7db9f969
 import numpy as np
 
 from . import tma
-from .addresses import SHARED_WINDOW, address, here, say
+from .addresses import SHARED_WINDOW, address, generic_of_shared, here, say
 from .barriers import cta_at
 from .loadstore import shadow_of
 from .memory import check_read, check_write, distinct, race
@@ -32,10 +32,10 @@ def maps_of(e) -> Maps:
         e.maps = Maps()
     return e.maps
 
-# %% ../../nbs/machine/20c_maps.ipynb #731b99e2
+# %% ../../nbs/machine/20c_maps.ipynb #8f4e13ae
 def map_place(w, addr: int, ins):
     "(bytes, record of a write) of the map at a shared or global address."
-    if addr & SHARED_WINDOW or addr < 1 << 32:
+    if addr & SHARED_WINDOW:
         c, off = cta_at(w, addr & 0xFFFFFFFF, ins)
         return c.smem.data[off:off + 128], lambda: map_shared(w, c, off, ins, check_write)
     a = w.machine.memory.find(addr, 128, say(w, ins))
@@ -88,7 +88,7 @@ def map_copy(w, dst, src, m, ins):
     data[:] = c.smem.data[off:off + 128]
     map_release(w, ins)
 
-# %% ../../nbs/machine/20c_maps.ipynb #e4add91d
+# %% ../../nbs/machine/20c_maps.ipynb #48b093ad
 @emits("tensormap")
 def emit_tensormap(g: Gen, ins):
     "`tensormap.replace`, `tensormap.cp_fenceproxy`."
@@ -100,7 +100,7 @@ def emit_tensormap(g: Gen, ins):
     code = CODE[m.type()]
     field = m.left.pop()
     m.done()
-    where = f"{address(g, ins.args[0], 'shared')}.astype(u8)" if "shared::cta" in ins.mods else address(g, ins.args[0], "generic")
+    where = generic_of_shared(g, ins.args[0]) if "shared::cta" in ins.mods else address(g, ins.args[0], "generic")
     ordinal = ins.args[1].value if len(ins.args) > 2 else None
     g.emit(f"map_replace(w, {where}, '{field}', {get(g, ins.args[-1], code)}, {ordinal}, {lanes(g)}, {here(g)})")
 

@@ -7,7 +7,7 @@ import torch
 from calls import L, M, N, bf16, blockscaled, nvfp4_d, quantised_activation
 
 from dglu import GroupedGemmDgluSm100, expert_pointers, grouped_gemm_dglu_wrapper_sm100, grouped_gemm_dsrelu_wrapper_sm100
-from dglu.check import FP4_D, execute
+from dglu.check import FP4_D, execute, run_case, variants
 from dglu.layout import dense_b, unpack_fp4
 from dglu.quant import E2M1, E4M3, E5M2, E8M0, dequantize, pack_sf, quantize, sf_physical, sf_view, unpack_sf, unpack_sf_col
 from dglu.truth import make_tensors
@@ -268,6 +268,12 @@ def test_columns_packed_by_experts_are_each_an_operand(form):
         want = sf_physical(pack_sf(raw(quantize(x[lo:hi].T.contiguous(), fmt, sf_vec_size=vec, sf_format=sf_fmt)[1]))).flatten()
         assert torch.equal(raw(sf_physical(act["activation_sf_col"])).flatten()[start:start + want.numel()], want)
         start += want.numel()
+
+
+def test_columns_packed_by_experts_where_they_are_two_rows_of_atoms():
+    "Above 128 columns an expert's atoms are not those of one tensor for all experts."
+    result = run_case(variants(FP4_D, dict(discrete_col_sfd=True, n=160, counts=(0, 257, 0, 1), activation=U8, outputs=("d_col", "sfd", "activation_sf")))[0])
+    assert result.ok, result.message
 
 
 # Around the call ----------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ __all__ = ['CTA_ROWS', 'SMEM_BYTES', 'K_TILE', 'SCHEDULER_STAGES', 'MAPS', 'EPIL
            'load_operands', 'stream_operands', 'acquire_map', 'multiply', 'release_accumulator', 'storage_type',
            'GroupedGemm']
 
-# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #4911657e
+# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #1bfa9ee1
 from dataclasses import dataclass
 
 import cutlass
@@ -17,7 +17,7 @@ import cutlass.pipeline as pipeline
 import cutlass.utils.blackwell_helpers as sm100
 from cutlass import BFloat16, Float32, Int16, Int32, Int64, const_expr
 from cutlass.cute import arch
-from cutlass.cute.nvgpu import cpasync, make_tiled_tma_atom_A, make_tiled_tma_atom_B, tcgen05
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, make_tiled_tma_atom_A, make_tiled_tma_atom_B, tcgen05
 from cutlass.memory import SmemAllocator, TmemAllocator
 from cutlass.tensor_utils import TensorMapManager, TensorMapUpdateMode
 
@@ -108,13 +108,13 @@ def make_maps(tma: cute.CopyAtom,    # a load of B with a template of the map
     arch.sync_warp()
     cpasync.fence_tma_desc_release()
 
-# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #56bab37b
+# %% ../../nbs/kernels/22_mainloop_sm100.ipynb #d74c2f52
 class Operands:
     "Tiled MMA, shared memory layouts and TMA loads of A, B and their scale factors; made in the host function."
 
     def __init__(self, plan: Plan, stages: int, a: cute.Tensor, b: cute.Tensor, sfa, sfb):
         group = tcgen05.CtaGroup.TWO if plan.pair else tcgen05.CtaGroup.ONE
-        majors = tcgen05.OperandMajorMode.K, tcgen05.OperandMajorMode.K if plan.b_major == "k" else tcgen05.OperandMajorMode.MN
+        majors = OperandMajorMode.K, OperandMajorMode.K if plan.b_major == "k" else OperandMajorMode.MN
         if f := plan.scaled: self.mma = sm100.make_blockscaled_trivial_tiled_mma(f.ab, f.ab, *majors, f.sf, f.vec, group, plan.tile)
         else: self.mma = sm100.make_trivial_tiled_mma(BFloat16, BFloat16, *majors, Float32, group, plan.tile)
         thr_id, self.tiler = self.mma.thr_id, (*plan.tile, plan.k_tile)

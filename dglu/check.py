@@ -14,7 +14,7 @@ __all__ = ['ROUNDINGS', 'COUNTS', 'SPARE', 'GEGLU', 'TILES', 'CLUSTERS', 'E8', '
            'large_scales', 'hidden_nan', 'swapped_pairs', 'bare_activation', 'past_the_end', 'byte_too_many', 'Fault',
            'end_of_k', 'shows']
 
-# %% ../nbs/api/33_check.ipynb #78d20033
+# %% ../nbs/api/33_check.ipynb #90121dcc
 import inspect
 import os
 import random
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from . import api, reference
 from .contract import FP4, FP8, HALF, OUTPUTS, QUANTISED, WIDE, Config, NoKernel, Problem, Quantised, argument_name
-from .layout import convert_gate_up
+from .layout import convert_gate_up, copied
 from .truth import GUARD, TINY, Case, Truth, make_tensors, memory, numbers, oracle, physical, power, raw, scale_bytes, stored_matrix
 
 # %% ../nbs/api/33_check.ipynb #4c946117
@@ -527,7 +527,7 @@ def exclusive(p: Problem, t: dict):
     bounds = {name: getattr(p.config, name) * (1 - 2.0**-20) for name in ("glu_clamp_max", "glu_clamp_min")}
     reference.run(replace(p, config=replace(p.config, **bounds)), t)
 
-# %% ../nbs/api/33_check.ipynb #7d93e5bd
+# %% ../nbs/api/33_check.ipynb #c33eee6b
 def large_scales(p: Problem, t: dict):
     "Scales one step too large, elements halved to match: the same numbers with a bit less range."
     codes, d = raw(t["sfd_row"]), t["d_row"]
@@ -548,7 +548,7 @@ def swapped_pairs(p: Problem, t: dict):
 
 def bare_activation(p: Problem, t: dict):
     "An activation without its factor prob."
-    own = {key: t[key].clone() for key in OUTPUTS if key in t and not key.startswith("activation")}
+    own = {key: copied(t[key]) for key in OUTPUTS if key in t and not key.startswith("activation")}
     reference.run(p, t | own | {"prob": torch.ones_like(t["prob"])})
 
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['GLU_BLOCK', 'ROW_ALIGN', 'SF_ATOM_ROWS', 'GATE_UP_LAYOUTS', 'ceil_div', 'round_up', 'group_offsets', 'group_rows',
-           'pad_groups', 'unpad_groups', 'group_bounds', 'expert_of_row', 'split_gate_up', 'join_gate_up',
+           'copied', 'pad_groups', 'unpad_groups', 'group_bounds', 'expert_of_row', 'split_gate_up', 'join_gate_up',
            'convert_gate_up', 'as_rank3', 'dense_b', 'major_of', 'pack_fp4', 'unpack_fp4', 'expert_pointers',
            'resolve_pointers']
 
@@ -74,7 +74,7 @@ def group_rows(counts: Sequence[int] | Tensor,  # (L,), tokens of each expert
     shift = torch.tensor(before, **where).repeat_interleave(torch.tensor(rows, **where), output_size=sum(rows))
     return torch.arange(sum(rows), **where) + shift
 
-# %% ../nbs/spec/00_layout.ipynb #be118bcc
+# %% ../nbs/spec/00_layout.ipynb #1059941b
 def _as_bytes(x: Tensor) -> Tensor:
     "FP8, E8M0 and packed FP4 tensors as uint8; any other tensor as it is. Always a view."
     return x.view(torch.uint8) if x.dtype.is_floating_point and x.element_size() == 1 else x
@@ -82,6 +82,10 @@ def _as_bytes(x: Tensor) -> Tensor:
 def _from_bytes(y: Tensor, dtype: torch.dtype) -> Tensor:
     "The way back. No view where none is needed: Tensor.view(dtype) cuts gradients even if the dtype stays."
     return y if y.dtype == dtype else y.view(dtype)
+
+def copied(x: Tensor) -> Tensor:  # of the same strides
+    "A copy of any type; torch 2.8 clones no packed FP4."
+    return _from_bytes(_as_bytes(x).clone(), x.dtype)
 
 # %% ../nbs/spec/00_layout.ipynb #7df9f152
 def pad_groups(x: Tensor,  # (Σ counts, …), rows sorted by expert

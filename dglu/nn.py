@@ -7,15 +7,13 @@ __all__ = ['matmul', 'check_experts', 'grouped_linear', 'grouped_outer', 'add_bi
            'api_arguments', 'config_for', 'wide_gradients', 'pack_activation', 'unpack_activation', 'check_operands',
            'own', 'glu_linear_op', 'glu_linear_backward', 'glu_linear', 'route', 'MoEMLP']
 
-# %% ../nbs/api/31_torch.ipynb #6c86bef0
-from dataclasses import astuple
-
+# %% ../nbs/api/31_torch.ipynb #be7d07e4
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import reference
-from .activation import Activation
+from .activation import SETTINGS, Activation
 from .api import BACKENDS, grouped_gemm_dglu_wrapper_sm100
 from .contract import Config, Problem, check_offsets, fail, one_of
 from .layout import ROW_ALIGN, expert_of_row, group_bounds, join_gate_up, round_up, split_gate_up
@@ -136,10 +134,10 @@ def wide_gradients(dy, c, w2, prob, offsets, act, with_bias, activation) -> tupl
     with torch.autocast(dy.device.type, enabled=False): reference.run(problem, t, acc_dtype=like["dtype"])
     return t["d_row"][..., 0], t["dprob"].view(m), t["dbias"][..., 0] if with_bias else None, activation
 
-# %% ../nbs/api/31_torch.ipynb #190fd349
+# %% ../nbs/api/31_torch.ipynb #d8610c64
 def pack_activation(act: Activation) -> tuple[str, list]:
     "An activation as what an operator's schema can hold; the filter is always the mask."
-    return act.act_func, [float(v) for v in astuple(act)[1:7]]
+    return act.act_func, [float(getattr(act, name)) for name in SETTINGS]
 
 
 def unpack_activation(act_func: str, parameters: list) -> Activation:
@@ -224,7 +222,7 @@ def glu_linear(h: Tensor,  # (M, 2N): gate and up in blocks of 32, before the bi
     one_of("backend", backend, ("auto", *BACKENDS), "`dglu info` lists what runs here.")
     return glu_linear_op(h, bias, w2, prob, offsets, *pack_activation(activation), backend)
 
-# %% ../nbs/api/31_torch.ipynb #c1556b27
+# %% ../nbs/api/31_torch.ipynb #4a7cba37
 def route(experts: Tensor,  # (T, top_k) int64: each token's experts
           num_experts: int) -> tuple[Tensor, Tensor, int]:  # row of each (token, choice) (T·top_k,), offsets (L,), M
     "Rows of a padded, expert-sorted buffer, with no read of the device."
@@ -234,7 +232,7 @@ def route(experts: Tensor,  # (T, top_k) int64: each token's experts
     padded = (counts + ROW_ALIGN - 1) // ROW_ALIGN * ROW_ALIGN
     ends, first = padded.cumsum(0), counts.cumsum(0) - counts
     rank = torch.empty_like(flat).index_copy(0, order, torch.arange(copies, device=flat.device)) - first[flat]  # place among its expert's
-    busy = torch.sym_min(copies, num_experts)  # experts that can have rows, each with at most 255 of padding
+    busy = min(copies, num_experts)  # experts that can have rows, each with at most 255 of padding
     return (ends - padded)[flat] + rank, ends.to(torch.int32), round_up(copies + (ROW_ALIGN - 1) * busy, ROW_ALIGN)
 
 # %% ../nbs/api/31_torch.ipynb #67d3869d

@@ -275,7 +275,7 @@ def empty_sf(rows: int,                           # as for sf_shape
     _, _, rm, _, rk, _ = sf_shape(rows, k, sf_vec_size, L)
     return sf_view(torch.zeros(L, rm, rk, 32, 4, 4, dtype=torch.uint8, device=device).view(dtype))
 
-# %% ../nbs/spec/02_quant.ipynb #4b32c9c8
+# %% ../nbs/spec/02_quant.ipynb #04eb2481
 def pack_sf(scales: Tensor,  # (rows, blocks) or (L, rows, blocks), a byte each
             ) -> Tensor:     # (32, 4, rest_m, 4, rest_k, L), strided; pad bytes are 0
     "Scales of rows to atoms (design page, 'Numerics decisions')."
@@ -284,8 +284,9 @@ def pack_sf(scales: Tensor,  # (rows, blocks) or (L, rows, blocks), a byte each
                          "(L, rows, blocks) bytes. Make them with dglu.quant.quantize(…, dim=-1)")
     s = scales.view(torch.uint8) if scales.dim() == 3 else scales.view(torch.uint8)[None]
     rm, rk = ceil_div(s.shape[1], SF_ATOM_ROWS), ceil_div(s.shape[2], 4)
-    s = pad(s, (0, 4 * rk - s.shape[2], 0, SF_ATOM_ROWS * rm - s.shape[1]))
-    atoms = s.reshape(len(s), rm, 4, 32, rk, 4).permute(0, 1, 4, 3, 2, 5)
+    whole = s.new_zeros(len(s), SF_ATOM_ROWS * rm, 4 * rk)
+    whole[:, :s.shape[1], :s.shape[2]] = s
+    atoms = whole.view(len(s), rm, 4, 32, rk, 4).permute(0, 1, 4, 3, 2, 5)
     return sf_view(atoms.contiguous().view(scales.dtype))
 
 # %% ../nbs/spec/02_quant.ipynb #4e1effb5

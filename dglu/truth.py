@@ -10,7 +10,7 @@ __all__ = ['SHORT', 'GUARD', 'EPILOGUE', 'ACCUMULATE', 'UNIT', 'TINY', 'FP4_VALU
            'value_filter', 'uses_value_filter', 'derivatives', 'interleaved', 'dglu_truth', 'dsrelu_truth', 'after_op',
            'expert_truth', 'largest', 'oracle']
 
-# %% ../nbs/spec/05_truth.ipynb #6ce6510b
+# %% ../nbs/spec/05_truth.ipynb #36743054
 from dataclasses import dataclass, fields
 from itertools import accumulate
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from .contract import FP4, FP8, QUANTISED, WIDE, Config
-from .layout import expert_pointers
+from .layout import copied, expert_pointers
 
 # %% ../nbs/spec/05_truth.ipynb #f6ae6802
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def make_outputs(case: Case, gen: torch.Generator, device: torch.device) -> dict
     if case.prob: t["dprob"] = guarded((m, 1, 1), f32, device).copy_(torch.randn(m, 1, 1, generator=gen))
     return t
 
-# %% ../nbs/spec/05_truth.ipynb #d3af4e8a
+# %% ../nbs/spec/05_truth.ipynb #9ccf3fbd
 def make_tensors(case: Case,
                  seed: int = 0,
                  device: str = "cpu",
@@ -224,7 +224,7 @@ def with_weights(case: Case, t: dict) -> dict:
     b = t.pop("b")
     if case.config.b_major == "n": b = b.transpose(1, 2).contiguous().transpose(1, 2)
     if case.weights == "dense": return t | {"b": b.permute(1, 2, 0)}
-    t["b_ptrs"] = expert_pointers([w.clone() for w in b])
+    t["b_ptrs"] = expert_pointers([copied(w) for w in b])
     if case.sf: t["sfb_ptrs"] = expert_pointers([atoms(s[None].clone()) for s in physical(t.pop("sfb"))])
     return t
 

@@ -4,13 +4,21 @@ from dataclasses import replace
 import pytest
 
 pytest.importorskip("cutlass")
+import cutlass.cute as cute
 import torch
+from cutlass import Float4E2M1FN, Float8E4M3FN, Float32, Int32
+from cutlass.cute import arch
+from cutlass.cute.runtime import from_dlpack
 from test_scaled_kernel import changed, exact_bytes, holds, outputs_in_order, passes, put, ran
 from test_scaled_kernel_sm90 import alone
 
 from dglu import host
 from dglu.check import E2, MXFP8, NVFP4, col_codes
 from dglu.emulate import machine
+from dglu.kernels import epilogue
+from dglu.kernels.fp4 import e2m1_code
+from dglu.kernels.quantise import SecondLevel, bytes_of, scale_code, scale_codes, sf_place
+from dglu.quant import E2M1, E4M3, E8M0, encode
 from dglu.truth import raw, scale_bytes
 
 ALL = ("d_col", "sfd", "activation_sf", "dbias")
@@ -125,6 +133,90 @@ def test_norm_const_far_from_1_with_ordinary_scales(power):
     case = replace(FOUR, norm_const=2.0**power, activation_norm_const=2.0**power)
     t = holds(case, lambda t: t["prob"].mul_(2.0**-power))
     for key in ("d_row", "activation_out"): assert len(raw(t[key])[:256].unique()) > 200
+
+
+@pytest.mark.parametrize("name", ["nvfp4 all", "mxfp8 all"])
+def test_the_sign_of_a_peak_counts_for_nothing(name, monkeypatch):
+    "`max.xorsign.abs` leaves the sign of a product, `max.abs` of three plus (PTX ISA): scale factors and amax look at neither."
+    def negative(x, *others):
+        for y in others: x = arch.fmax(x, y, abs=True, nan=True)
+        return arch.fmin(x, -x, nan=True)
+    monkeypatch.setattr(epilogue.largest, "__code__", negative.__code__)
+    monkeypatch.setattr(host, "kernel", host.kernel.__wrapped__)  # neither a kernel made before, nor this one afterwards
+    passes(SMALL[name])
+
+
+# Pieces, by themselves ---------------------------------------------------------------------------------------------------------
+
+def run_kernel(kernel, *args, **options):
+    with machine(**options): cute.compile(kernel, *args)(*args)
+
+
+class Codes:
+    "Of each number its E8M0 and E2M1 codes made without an instruction, and the codes of two blocks whose peaks are it and minus it."
+    @cute.jit
+    def __call__(self, x: cute.Tensor, out: cute.Tensor): self.kernel(x, out).launch(grid=(cute.size(x) // 128, 1, 1), block=(128, 1, 1))
+
+    @cute.kernel
+    def kernel(self, x: cute.Tensor, out: cute.Tensor):
+        at = 128 * arch.block_idx()[0] + arch.thread_idx()[0]
+        two = [code for dtype in (Float8E4M3FN, Float4E2M1FN) for code in bytes_of(scale_codes([x[at], -x[at]], Float32(1.0), dtype), 2)]
+        for i, code in enumerate((scale_code(x[at]), e2m1_code(x[at]), *two)): out[i, at] = code
+
+
+def test_codes_of_every_kind_of_number():
+    "Every exponent with both signs: powers of two, quarters of the way to the next, and the numbers beside them; infinities, and NaN of both signs."
+    fields = [quarter + beside & 0x7FFFFF for quarter in range(0, 0x800000, 0x200000) for beside in (-1, 0, 1)]
+    bits = [sign << 31 | e << 23 | m for sign in (0, 1) for e in range(256) for m in fields]
+    x = torch.tensor(bits).to(torch.int32).view(torch.float32)
+    out, size = torch.full((6, len(x)), -1, dtype=torch.int32), x.abs()
+    run_kernel(Codes(), from_dlpack(x), from_dlpack(out))
+    eight, four = (encode(size * torch.tensor(fmt.rcp_max), sf) for fmt, sf in ((E4M3, E8M0), (E2M1, E4M3)))
+    for i, want in enumerate((encode(size, E8M0), encode(x, E2M1), eight, eight, four, four)):
+        differ = (out[i] != want.int()).nonzero().flatten()[:5]
+        assert not len(differ), (i, x[differ], out[i, differ], want[differ])
+
+
+class Quotients:
+    "norm_const/S for every E4M3 code S and a number of constants."
+    @cute.jit
+    def __call__(self, norms: cute.Tensor, out: cute.Tensor): self.kernel(norms, out).launch(grid=(cute.size(norms), 1, 1), block=(128, 1, 1))
+
+    @cute.kernel
+    def kernel(self, norms: cute.Tensor, out: cute.Tensor):
+        t, b = arch.thread_idx()[0], arch.block_idx()[0]
+        out[b, t] = SecondLevel.of(norms[b]).own(t, 1)[0]
+
+
+def test_quotients_are_the_nearest_float32():
+    "Also where `rcp` is at the edge of what the PTX ISA promises."
+    norms, out = 1 + torch.rand(512, generator=torch.Generator().manual_seed(0)), torch.full((512, 128), -1.0)
+    run_kernel(Quotients(), from_dlpack(norms), from_dlpack(out), approx="worst")
+    s = torch.arange(128, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
+    want = (norms.double()[:, None] / s).masked_fill(s == 0, 0).float()
+    assert torch.equal(out[:, :127], want[:, :127]) and out[:, 127].isnan().all()
+
+
+class Bytes:
+    "sf_place of rows and blocks."
+    @cute.jit
+    def __call__(self, at: cute.Tensor, rest: Int32, first: Int32, out: cute.Tensor):
+        self.kernel(at, rest, first, out).launch(grid=(1, 1, 1), block=(128, 1, 1))
+
+    @cute.kernel
+    def kernel(self, at: cute.Tensor, rest: Int32, first: Int32, out: cute.Tensor):
+        t = arch.thread_idx()[0]
+        out[t] = sf_place(at[0, t], at[1, t], rest, first)
+
+
+def test_places_of_scale_factors_beyond_2_to_the_31():
+    "NVFP4 of 2^20 rows and 2^16 columns has 2^32 scale factors."
+    at = torch.stack([torch.randint(size, (128,), generator=torch.Generator().manual_seed(size)) for size in (2**20, 2**12)]).int()
+    out, rest, first = torch.full((128,), -1), 2**10, 2**22
+    run_kernel(Bytes(), from_dlpack(at), Int32(rest), Int32(first), from_dlpack(out))
+    row, block = at.long()
+    atom = first + row // 128 * rest + block // 4
+    assert torch.equal(out, 512 * atom + row % 32 * 16 + row // 32 % 4 * 4 + block % 4) and out.min() >= 2**31
 
 
 HOPPER = """

@@ -182,6 +182,22 @@ def test_zero_blocks():
         assert row[:32][busy[:32], :2].all() and col[2, :5].all()
 
 
+# Blocks of zeros in every warp, beside ordinary ones whose codes are in the same word
+ALONE = {"dgate": lambda t: t["c"][:, 32:64].zero_(), "dup": lambda t: t["c"][:, :32].zero_(),
+         "an even column": lambda t: raw(t["b"])[6].zero_(), "an odd column": lambda t: raw(t["b"])[5].zero_()}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_one_code_of_a_word_takes_its_warp_the_rare_way(name):
+    def change(t):
+        t["prob"].fill_(0.75)
+        ALONE[name](t)
+    t = holds(replace(QUANTISED, norm_const=3.7), change)  # the ordinary way would multiply 0 by infinity or NaN
+    row, col = (stored(QUANTISED, t, key) == 0 for key in ("sfd_row", "sfd_col"))
+    if name in ("dgate", "dup"): assert row[:, int(name == "dup")].all() and row.sum() == 256
+    else: assert not row.any() and col.all(0).nonzero().flatten().tolist() == ([6, 38] if "even" in name else [5, 37]) and col.sum() == 16
+
+
 def test_zero_experts_of_fp4():
     "A whole expert of zeros: amax is 0."
     t = holds(replace(FORMATS["nvfp4"], counts=(200, 40)), lambda t: raw(t["a"])[256:].zero_())

@@ -87,7 +87,7 @@ class Norm(NamedTuple):
         pieces = (first, 0x7FFFFFFF), (second, 0x3F800000)  # bits, and those of code 255: NaN · 1
         return tuple(Int32(select_(code == 255, Int32(nan), Int32(bits))).bitcast(Float32) for bits, nan in pieces)
 
-# %% ../../nbs/kernels/21b_quantise.ipynb #9fa7e57a
+# %% ../../nbs/kernels/21b_quantise.ipynb #26e77ead
 class SecondLevel(NamedTuple):
     "norm_const over E4M3 scale factors, the second level of NVFP4."
     value: object  # float32
@@ -111,7 +111,6 @@ class SecondLevel(NamedTuple):
         s = Quad(wide[k % count] for k in range(4))
         minus = s.each(lambda x: -arch.fmax(x, Float32(2.0**-9), nan=True))
         r = minus.each(lambda x: arch.rcp_approx(-x))
-        r = r.fma(minus, 1.0).fma(r, r)
         q = r * self.inner
         q = q.fma(minus, self.inner).fma(r, q)
         return [Float32(select_(x == 0.0, Float32(0.0), y)) for x, y in zip(s.v[:count], q.v)]

@@ -1,5 +1,10 @@
 """The host side of the kernels: what compiles anew and what does not, the cache on disk, scratch memory."""
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -48,11 +53,24 @@ def test_each_code_has_its_file(disk, monkeypatch):
     names = [host.object_file(arch, plan, outputs).name for plan in PLANS for outputs in EPILOGUES for arch in ("sm_100a", "sm_103a")]
     assert len(set(names)) == len(names) == 2 * len(PLANS) * len(EPILOGUES)
     assert names[0] == host.object_file("sm_100a", Plan(), Outputs()).name  # equal plans, one name
-    before = host.version
-    for package in ("dglu", "nvidia-cutlass-dsl"):  # another version of either, another name
-        with monkeypatch.context() as patch:
-            patch.setattr(host, "version", lambda name, which=package: "0.0.1-other" if name == which else before(name))
-            assert host.object_file("sm_100a", Plan(), Outputs()).name != names[0]
+    with monkeypatch.context() as patch:  # another DSL, another name
+        patch.setattr(host, "version", lambda name: "0.0.1-other")
+        assert host.object_file("sm_100a", Plan(), Outputs()).name != names[0]
+    monkeypatch.setattr(host, "SOURCE", "an edited kernel")
+    assert host.object_file("sm_100a", Plan(), Outputs()).name != names[0]
+
+
+def test_the_source_is_every_file_of_the_package(tmp_path):
+    "A byte more in a kernel's module, another hash."
+    shutil.copytree(Path(host.__file__).parent, tmp_path / "dglu", ignore=shutil.ignore_patterns("__pycache__"))
+    def source():
+        show = "from dglu import host; print(host.SOURCE)"
+        return subprocess.run([sys.executable, "-c", show], cwd=tmp_path, capture_output=True, text=True, check=True,
+                              env=os.environ | {"PYTHONPATH": str(tmp_path)}).stdout.strip()
+    first = source()
+    assert first == source() == host.SOURCE
+    with open(tmp_path / "dglu" / "kernels" / "quantise.py", "a") as f: f.write("\n")
+    assert source() != first
 
 
 def test_plan_follows_the_problem():

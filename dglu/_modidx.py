@@ -1659,6 +1659,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/dglu/', 'doc_host': '', 'g
                              'dglu.layout.as_rank3': ('spec/layout.html#as_rank3', 'dglu/layout.py'),
                              'dglu.layout.ceil_div': ('spec/layout.html#ceil_div', 'dglu/layout.py'),
                              'dglu.layout.convert_gate_up': ('spec/layout.html#convert_gate_up', 'dglu/layout.py'),
+                             'dglu.layout.copied': ('spec/layout.html#copied', 'dglu/layout.py'),
                              'dglu.layout.dense_b': ('spec/layout.html#dense_b', 'dglu/layout.py'),
                              'dglu.layout.expert_of_row': ('spec/layout.html#expert_of_row', 'dglu/layout.py'),
                              'dglu.layout.expert_pointers': ('spec/layout.html#expert_pointers', 'dglu/layout.py'),

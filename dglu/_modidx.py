@@ -278,6 +278,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/dglu/', 'doc_host': '', 'g
                                                                                    'dglu/emulate/barriers.py'),
                                        'dglu.emulate.barriers.MBarrier.add_tx': ( 'machine/barriers.html#mbarrier.add_tx',
                                                                                   'dglu/emulate/barriers.py'),
+                                       'dglu.emulate.barriers.MBarrier.alive': ( 'machine/barriers.html#mbarrier.alive',
+                                                                                 'dglu/emulate/barriers.py'),
                                        'dglu.emulate.barriers.MBarrier.arrive': ( 'machine/barriers.html#mbarrier.arrive',
                                                                                   'dglu/emulate/barriers.py'),
                                        'dglu.emulate.barriers.MBarrier.passed': ( 'machine/barriers.html#mbarrier.passed',

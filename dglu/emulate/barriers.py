@@ -17,16 +17,22 @@ from .order import learn, publish
 from .translate import LANES, Fault, Gen, Mods, Unmodelled, emits, get, lanes, put, runtime
 from .warp import full
 
-# %% ../../nbs/machine/20_barriers.ipynb #4201f361
+# %% ../../nbs/machine/20_barriers.ipynb #36d2e66a
 class MBarrier:
     "One mbarrier object."
 
     def __init__(self, name: str, count: int):
         self.name, self.count, self.pending, self.tx, self.phase = name, count, count, 0, 0
-        self.current, self.complete, self.waiters, self.log = Knowledge(), Knowledge(), [], []
+        self.current, self.complete, self.waiters, self.log, self.gone = Knowledge(), Knowledge(), [], [], False
+
+    def alive(self, who):
+        "Its CTA has not exited, or that is a fault: an asynchronous signal may come late."
+        if self.gone:
+            raise Fault("barrier misuse", f"{who()}: signals {self.name}, which has exited. Wait for the last signals before the end of the kernel.")
 
     def arrive(self, n: int, who):
         "n arrivals; too many are a fault."
+        self.alive(who)
         if n > self.pending:
             still = f"whose phase {self.phase} expects only {self.pending} more of {self.count}"
             raise Fault("barrier over-arrival", f"{who()}: {n} arrivals at {self.name}, {still}.")
@@ -35,6 +41,7 @@ class MBarrier:
 
     def add_tx(self, n: int, who):
         "Announce (n > 0) or deliver (n < 0) bytes."
+        self.alive(who)
         self.tx += n
         if abs(self.tx) >= 1 << 20:
             raise Fault("barrier tx-count", f"{who()}: tx-count of {self.name} is {self.tx}, at most 2^20 - 1. Announce as many bytes as arrive.")

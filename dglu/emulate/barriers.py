@@ -151,7 +151,7 @@ def mbar_tx(w, addr, tx, sign: int, m, ins):
     for a, who in each(addr, m):
         barrier_at(w, a, ins).add_tx(sign * int(tx[who].astype(i8).sum()), lambda: say(w, ins))
 
-# %% ../../nbs/machine/20_barriers.ipynb #e5e84fc8
+# %% ../../nbs/machine/20_barriers.ipynb #8dfbd42f
 @runtime
 def mbar_wait(w, addr, want, m, ins, parity: bool, block: bool, how: str):
     "Predicate of each lane, or None if the split has to wait."
@@ -159,13 +159,13 @@ def mbar_wait(w, addr, want, m, ins, parity: bool, block: bool, how: str):
     for a, who in each(addr, m):
         bar = barrier_at(w, a, ins)
         seen(w, bar, ins)
-        v = int(want[np.argmax(who)])
-        if bar.passed(v) if parity else bar.phase > v:
-            learn(w, bar.complete, how)
-            out[who] = True
-        else:
-            missing = (bar, v)
-    if missing is None or not block:
+        for v in set(want[who].tolist()):       # lanes that met here may be a phase apart
+            if bar.passed(v) if parity else bar.phase > v:
+                learn(w, bar.complete, how)
+                out |= who & (want == v)
+            else:
+                missing = (bar, v)
+    if missing is None or not block or out.any():
         return out
     if w.timeout or (w.machine.chaos is not None and w.machine.chaos.random() < 0.02):
         w.timeout = False

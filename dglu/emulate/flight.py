@@ -33,16 +33,16 @@ class Async:
         while self.state < upto:
             self.advance()
 
-# %% ../../nbs/machine/21b_flight.ipynb #115719c7
-def issue(e, op: Async, line: list | None = None):
-    "Start an operation on machine `e`. `line` is the queue of an engine that works in order."
+# %% ../../nbs/machine/21b_flight.ipynb #51dccda7
+def issue(e, op: Async, line: list | None = None, late: bool = False):
+    "Start an operation on machine `e`. `line` is the queue of an engine that works in order; a `late` one may come after everything else."
     if e.chaos is None:
         return op.finish()
     op.line = line
     if line is not None:
         line.append(op)
-    op.lazy = float(e.chaos.random()) ** 3
-    if e.chaos.random() < 0.3 and (line is None or line[0] is op):
+    op.lazy = 0.0 if late and e.chaos.random() < 0.25 else float(e.chaos.random()) ** 3
+    if op.lazy and e.chaos.random() < 0.3 and (line is None or line[0] is op):
         op.finish(int(e.chaos.integers(1, 3)))
     if op.state < 2:
         e.pending.append(op)
@@ -53,7 +53,11 @@ def issue(e, op: Async, line: list | None = None):
 def land(e):
     "Advance one operation in flight; lazy ones are chosen last."
     heads = [op for op in e.pending if op.line is None or op.line[0] is op]
-    weight = np.array([op.lazy for op in heads]) if e.queue else np.ones(len(heads))
+    weight = np.array([op.lazy for op in heads])
+    if not weight.any():
+        if e.queue and e.chaos.random() < 0.98: return          # as long as somebody can run without it
+        weight += 1
+    weight = weight if e.queue else weight > 0
     op = heads[int(e.chaos.choice(len(heads), p=weight / weight.sum()))] if len(heads) > 1 else heads[0]
     op.advance()
     e.progress += 1

@@ -115,7 +115,7 @@ def tc_ticket(w, ins) -> Ticket:
         if copy: w.copies |= 1 << t.seg
     return t
 
-# %% ../../nbs/machine/23b_tensor.ipynb #6bda6d02
+# %% ../../nbs/machine/23b_tensor.ipynb #3f84ca3b
 @runtime
 def tc_commit(w, bar, mask, m, ins):
     "`tcgen05.commit`: one arrival when all earlier tensor operations of the thread are done."
@@ -125,11 +125,13 @@ def tc_commit(w, bar, mask, m, ins):
         bars = [barrier_at(w, x, ins) for x in where]
         done = Knowledge(w.know.seen | w.tensor, w.know.proxied | w.tensor) if w.machine.races else None
 
-        def writer(_, bars=bars, done=done):
-            for x in bars:
-                if done:
-                    x.current.join(done)
-                x.arrive(1, lambda: say(w, ins))
+        def signal(x, done=done):
+            if done:
+                x.current.join(done)
+            x.arrive(1, lambda: say(w, ins))
+
+        def writer(_, bars=bars, signal=signal):
+            for x in bars: issue(w.machine, Async(lambda: say(w, ins), lambda: None, lambda _, x=x: signal(x)), late=True)
         issue(w.machine, Async(lambda: say(w, ins), lambda: None, writer), tc_queue(w))
 
 # %% ../../nbs/machine/23b_tensor.ipynb #e6ab7b02

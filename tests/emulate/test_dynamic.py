@@ -57,6 +57,11 @@ def test_many_orders(pair):
     check(500, 260, 136, tile=(256, 128) if pair else (128, 128), pair=pair, orders=[("adversarial", s) for s in range(2, 5)])
 
 
+def test_lanes_of_a_warp_a_phase_apart():
+    "A warp with nothing else to do splits between one answer and the next; some of these orders once took the first lane's parity for all."
+    check(600, 300, 72, tile=(256, 128), pair=True, orders=[("adversarial", s) for s in range(15)])
+
+
 @pytest.mark.parametrize("sms, pair", [(1, False), (3, False), (12, False), (4, True)])
 def test_clusters_that_fit_start_by_themselves(sms, pair):
     "In order, every SM has a CTA before anybody asks; they share the tiles."

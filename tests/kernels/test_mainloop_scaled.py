@@ -91,6 +91,12 @@ def test_a_slot_filled_without_waiting_is_a_race(monkeypatch, compiled_anew):
         check(Plan(scaled=MXFP8), 256, 1056, counts=(256,), order="adversarial")
 
 
+def test_a_kernel_that_ends_before_its_last_commits_is_caught(monkeypatch, compiled_anew):
+    monkeypatch.setattr(ScaleSlots, "drain", lambda self, slot: None)
+    with pytest.raises(Fault, match=r"tcgen05\.commit.*signals mbarrier .* which has exited"):
+        for seed in range(40): check(Plan(scaled=MXFP8), 256, 1056, counts=(256,), order="adversarial", seed=seed)
+
+
 @pytest.mark.parametrize("name, wrong", [("step_at", lambda self, parity, steps, i: i), ("shared_steps", lambda self, parity, steps: 0)])
 def test_shared_columns_read_late_are_a_race(name, wrong, monkeypatch, compiled_anew):
     monkeypatch.setattr(formats.TmemColumns, name, wrong)

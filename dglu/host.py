@@ -118,15 +118,14 @@ def plan_of(problem: Problem, arch: str) -> tuple:  # Plan, Outputs
     if arch == "sm_107a": check_rubin(problem)
     return (plan_sm90 if arch == "sm_90a" else plan_sm100)(problem, load_kernels(arch))
 
-# %% ../nbs/kernels/24_host.ipynb #0f4b14d4
+# %% ../nbs/kernels/24_host.ipynb #5858b259
 def cache_folder() -> Path:
     "Where compiled kernels are kept: DGLU_CACHE, or dglu under the user's cache folder."
     own = os.environ.get("DGLU_CACHE")
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dglu"
 
 
-# Of this package; now, since the modules are read now: who edits one later, in a running process, must not get its name for the code from before.
-SOURCE = hashlib.sha256(b"".join(f.read_bytes() for f in sorted(Path(reference.__file__).parent.rglob("*.py")))).hexdigest()
+SOURCE = hashlib.sha256(b"".join(f.read_bytes() for f in sorted(Path(reference.__file__).parent.rglob("*.py")))).hexdigest()  # of this package
 
 
 def object_file(arch: str, plan, outputs) -> Path:

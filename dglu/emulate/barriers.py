@@ -17,18 +17,18 @@ from .order import learn, publish
 from .translate import LANES, Fault, Gen, Mods, Unmodelled, emits, get, lanes, put, runtime
 from .warp import full
 
-# %% ../../nbs/machine/20_barriers.ipynb #8aa8807c
+# %% ../../nbs/machine/20_barriers.ipynb #36d2e66a
 class MBarrier:
     "One mbarrier object."
 
-    def __init__(self, name: str, count: int, cta=None):
-        self.cta, self.name, self.count, self.pending, self.tx, self.phase = cta, name, count, count, 0, 0
-        self.current, self.complete, self.waiters, self.log = Knowledge(), Knowledge(), [], []
+    def __init__(self, name: str, count: int):
+        self.name, self.count, self.pending, self.tx, self.phase = name, count, count, 0, 0
+        self.current, self.complete, self.waiters, self.log, self.gone = Knowledge(), Knowledge(), [], [], False
 
     def alive(self, who):
         "Its CTA has not exited, or that is a fault: an asynchronous signal may come late."
-        if self.cta is not None and self.cta.gone:
-            raise Fault("barrier misuse", f"{who()}: {self.name} is gone, its CTA has exited. Wait for the last signals before the kernel ends.")
+        if self.gone:
+            raise Fault("barrier misuse", f"{who()}: signals {self.name}, which has exited. Wait for the last signals before the end of the kernel.")
 
     def arrive(self, n: int, who):
         "n arrivals; too many are a fault."
@@ -61,7 +61,7 @@ class MBarrier:
 
     def __str__(self): return f"{self.name} (phase {self.phase}: {self.pending} of {self.count} arrivals and {self.tx} bytes missing)"
 
-# %% ../../nbs/machine/20_barriers.ipynb #284a9d8f
+# %% ../../nbs/machine/20_barriers.ipynb #34642e49
 def cta_at(w, addr: int, ins):
     "The CTA of a shared address and the offset in it."
     rank, off = addr >> RANK_SHIFT & 0xFF, addr & 0xFFFFFF
@@ -78,7 +78,8 @@ def barrier_at(w, addr: int, ins) -> MBarrier:
     if bar is None:
         raise Fault("barrier misuse", f"{say(w, ins)}: there is no initialised mbarrier at {off:#x} of CTA {c.name}. Known: "
                                       f"{', '.join(hex(k) for k in sorted(c.mbarriers)) or 'none'}.")
-    bar.alive(lambda: say(w, ins))
+    if c.gone:
+        raise Fault("barrier misuse", f"{say(w, ins)}: CTA {c.name} has exited, its mbarrier at {off:#x} is gone.")
     return bar
 
 
@@ -93,7 +94,7 @@ def each(addr, m):
         return [(first, same)]
     return [(x, act & (addr == addr.dtype.type(x))) for x in sorted(set(addr[act].tolist()))]
 
-# %% ../../nbs/machine/20_barriers.ipynb #79a3cca6
+# %% ../../nbs/machine/20_barriers.ipynb #bfce509a
 @runtime
 def mbar_init(w, addr, count, m, ins):
     "`mbarrier.init`."
@@ -102,7 +103,7 @@ def mbar_init(w, addr, count, m, ins):
         n = int(count[np.argmax(who)])
         if off % 8 or not 0 < n < 1 << 20:
             raise Fault("barrier misuse", f"{say(w, ins)}: address {off:#x} must be a multiple of 8 and the count {n} between 1 and 2^20 - 1.")
-        c.mbarriers[off] = MBarrier(f"mbarrier {off:#x} of CTA {c.name}", n, c)
+        c.mbarriers[off] = MBarrier(f"mbarrier {off:#x} of CTA {c.name}", n)
         c.smem.shadow.wrote[off >> 2:(off >> 2) + 2] = 0
         if w.machine.races:
             c.mbarriers[off].made = w.seg

@@ -24,7 +24,7 @@ from .warp import Split, Warp, full, run_warp, wake
 # %% ../../nbs/machine/21c_engine.ipynb #672607d3
 LEAVE = []          # checks of a CTA that exits: f(engine, cta), added by the pages on memory engines
 
-# %% ../../nbs/machine/21c_engine.ipynb #f9f2e465
+# %% ../../nbs/machine/21c_engine.ipynb #91ec93ab
 class Engine:
     "Runs kernels. `order` is eager or adversarial; `races` tracks happens-before."
     patience = 2000  # turns of warps that run without progress until that is a livelock; 50 times as many in adversarial order
@@ -56,6 +56,7 @@ class Engine:
     def leave(self, cta):
         "All warps of a CTA have exited."
         cta.gone = True
+        for barrier in cta.mbarriers.values(): barrier.gone = True
         self.progress += 1
         for check in LEAVE:
             check(self, cta)

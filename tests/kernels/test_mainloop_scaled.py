@@ -93,7 +93,7 @@ def test_a_slot_filled_without_waiting_is_a_race(monkeypatch, compiled_anew):
 
 def test_a_kernel_that_ends_before_its_last_commits_is_caught(monkeypatch, compiled_anew):
     monkeypatch.setattr(ScaleSlots, "drain", lambda self, slot: None)
-    with pytest.raises(Fault, match=r"tcgen05\.commit.*mbarrier .* is gone, its CTA has exited"):
+    with pytest.raises(Fault, match=r"tcgen05\.commit.*signals mbarrier .* which has exited"):
         for seed in range(40): check(Plan(scaled=MXFP8), 256, 1056, counts=(256,), order="adversarial", seed=seed)
 
 
